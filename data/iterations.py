@@ -86,10 +86,10 @@ class Sequences:
                 object.__setattr__(self, name, column)
         none = np.zeros(len(self.prompt), dtype=np.int64)
         for name in ("prompt", "output", "cached", "shared"):
-            given = getattr(self, name)
-            if given is None:
-                given = self.cached if name == "shared" else none
-            column = np.array(given, np.int64)
+            values = getattr(self, name)
+            if values is None:
+                values = self.cached if name == "shared" else none
+            column = np.array(values, np.int64)
             column.flags.writeable = False
             object.__setattr__(self, name, column)
         shapes = {column.shape for column in (self.prompt, self.output, self.cached, self.shared)}

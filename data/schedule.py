@@ -66,10 +66,10 @@ class Schedule:
 
     def __post_init__(self) -> None:
         for name in ("bin_of", "slot_of", "decode_steps"):
-            given = np.array(getattr(self, name))
-            if given.size and not np.issubdtype(given.dtype, np.integer):
-                raise ValueError(f"{name} is of {given.dtype}; it must be of whole numbers")
-            column = given.astype(np.int64)
+            values = np.array(getattr(self, name))
+            if values.size and not np.issubdtype(values.dtype, np.integer):
+                raise ValueError(f"{name} is of {values.dtype}; it must be of whole numbers")
+            column = values.astype(np.int64)
             column.setflags(write=False)
             object.__setattr__(self, name, column)
 
@@ -290,24 +290,24 @@ class Schedule:
         capacity = problem.kv_capacity
         if capacity is None:
             return None
-        kv_tokens = left = self.decode_steps[:0]
+        kv_tokens = rest = self.decode_steps[:0]
         for k, new in enumerate(self._members()):
             total = int(kv_tokens.sum() + problem.prompt_tokens[new].sum())
             if total > capacity:
                 return Violation("KV capacity", f"a prefill stage holds {total} of {capacity} tokens", bin=k)
             kv_tokens = np.concatenate((kv_tokens, problem.kv_at_start[new]))
-            left = np.concatenate((left, problem.decode_steps[new]))
-            kv_tokens, left = kv_tokens[left > 0], left[left > 0]
+            rest = np.concatenate((rest, problem.decode_steps[new]))
+            kv_tokens, rest = kv_tokens[rest > 0], rest[rest > 0]
             steps_left = int(self.decode_steps[k])
-            while steps_left and left.size:
-                burst = min(steps_left, int(left.min()))
+            while steps_left and rest.size:
+                burst = min(steps_left, int(rest.min()))
                 total = int(kv_tokens.sum()) + len(kv_tokens) * (burst - 1)
                 if total > capacity:
                     return Violation(
                         "KV capacity", f"a decode step holds {total} of {capacity} tokens", bin=k
                     )
-                kv_tokens, left = kv_tokens + burst, left - burst
-                kv_tokens, left = kv_tokens[left > 0], left[left > 0]
+                kv_tokens, rest = kv_tokens + burst, rest - burst
+                kv_tokens, rest = kv_tokens[rest > 0], rest[rest > 0]
                 steps_left -= burst
         return None
 

@@ -116,14 +116,14 @@ class Workload(Shown):
         for name in ("input_tokens", "output_tokens"):
             self._set(name, _integers(getattr(self, name), name), count)
         for name, default in (("arrival", 0.0), ("deadline", np.inf)):
-            given = getattr(self, name)
-            column = np.full(count, default) if given is None else _seconds(given, name)
+            values = getattr(self, name)
+            column = np.full(count, default) if values is None else _seconds(values, name)
             self._set(name, column, count)
             _refuse(np.isnan(column) | (column < 0), column, name, "must be seconds, not negative")
         _refuse(self.arrival > LATEST, self.arrival, "arrival", f"is too late ({LATEST:g} seconds at most)")
         for name, default_integer in (("group", -1), ("priority", 0), ("shared_tokens", 0)):
-            given = getattr(self, name)
-            column = np.full(count, default_integer) if given is None else _integers(given, name)
+            values = getattr(self, name)
+            column = np.full(count, default_integer) if values is None else _integers(values, name)
             self._set(name, column, count)
         for name in ("input_tokens", "output_tokens"):
             column = getattr(self, name)

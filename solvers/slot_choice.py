@@ -56,8 +56,8 @@ def choose_slots(
     begun = time.perf_counter()
     ladder = np.unique(np.rint(most / STEP ** np.arange(40)).astype(np.int64))[::-1]
     for slots in ladder[ladder >= 1].tolist():
-        least = min((trial.makespan for trial in trials.values()), default=np.inf)
-        if trivial_bound(replace(problem, slots=slots)).seconds > least * (1 + WORTH_A_SLOT):
+        least_makespan = min((trial.makespan for trial in trials.values()), default=np.inf)
+        if trivial_bound(replace(problem, slots=slots)).seconds > least_makespan * (1 + WORTH_A_SLOT):
             break
         trials[slots] = _quick(problem, slots)
         if time.perf_counter() - begun > seconds / 2:
@@ -74,10 +74,10 @@ def choose_slots(
         sized = replace(problem, slots=trial.slots)
         outcome = search_schedule(sized, seconds=seconds_left, seed=seed, start=trial.schedule)
         trials[trial.slots] = SlotTrial(trial.slots, outcome.makespan, trial.bound, outcome.schedule)
-    least = min(trial.makespan for trial in trials.values())
+    least_makespan = min(trial.makespan for trial in trials.values())
 
     def rank(trial: SlotTrial) -> tuple[bool, float]:
-        close = trial.makespan <= least * (1 + WORTH_A_SLOT)
+        close = trial.makespan <= least_makespan * (1 + WORTH_A_SLOT)
         return (not close, trial.slots if close else trial.makespan)
 
     return tuple(sorted(trials.values(), key=rank))

@@ -19,7 +19,7 @@ class Shown(ABC):
     def __str__(self) -> str:
         (title, value), *rows = self.shown()
         lines = [f"{title}: {_text(value)}"]
-        lines += [f"  {name:<22}{_text(one)}" for name, one in rows if one is not None]
+        lines += [f"  {name:<22}{_text(entry)}" for name, entry in rows if entry is not None]
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -27,9 +27,9 @@ class Shown(ABC):
     def _repr_html_(self) -> str:
         (title, value), *rows = self.shown()
         cells = "".join(
-            f"<tr><td>{escape(name)}</td><td>{escape(_text(one))}</td></tr>"
-            for name, one in rows
-            if one is not None
+            f"<tr><td>{escape(name)}</td><td>{escape(_text(entry))}</td></tr>"
+            for name, entry in rows
+            if entry is not None
         )
         return f"<table><caption>{escape(title)}: {escape(_text(value))}</caption>{cells}</table>"
 

@@ -55,8 +55,8 @@ class LengthHistory:
         estimate = GroupLengths(groups, np.full(len(groups), usual))
         for request, (_, tokens) in enumerate(observed):
             estimate.seen(request, tokens)
-        found: IntArray = np.maximum(1, np.rint(estimate.expected()[len(observed) :])).astype(np.int64)
-        return found
+        predicted: IntArray = np.maximum(1, np.rint(estimate.expected()[len(observed) :])).astype(np.int64)
+        return predicted
 
     def saw(self, completions: Iterable[tuple[Any, int]]) -> None:
         """Note the lengths of completions."""
@@ -90,7 +90,7 @@ class LengthHistory:
         if header.get("prompts") != len(lines):
             raise InputError("the file ends before the history does", file=path, hint="Copy it whole.")
         missed = header.get("missed")
-        if not isinstance(missed, list) or not all(type(one) is float and one >= 0 for one in missed):
+        if not isinstance(missed, list) or not all(type(value) is float and value >= 0 for value in missed):
             raise InputError("is no list of errors", file=path, where="line 1, field 'missed'", hint=_HINT)
         history = cls()
         history._missed = missed
@@ -102,7 +102,7 @@ class LengthHistory:
             if (
                 not isinstance(lengths, list)
                 or not lengths
-                or not all(type(one) is int and one >= 1 for one in lengths)
+                or not all(type(value) is int and value >= 1 for value in lengths)
             ):
                 where = f"line {number}, field 'lengths'"
                 raise InputError("are no numbers of tokens", file=path, where=where, hint=_HINT)

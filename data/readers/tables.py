@@ -447,7 +447,7 @@ def _benchmark(path: str | os.PathLike[str], text: str, run: int | None) -> dict
         if '"input_lens"' not in first or '"output_lens"' not in first:
             return None
         runs = [row for _, row in json_lines(path)]
-    if not all(isinstance(one, dict) and isinstance(one.get("input_lens"), list) for one in runs):
+    if not all(isinstance(entry, dict) and isinstance(entry.get("input_lens"), list) for entry in runs):
         return None
     if run is None and len(runs) > 1:
         hint = f"Choose one with --benchmark-run 1 to {len(runs)}."

@@ -136,10 +136,10 @@ class FloatProducts:
 
 
 def _embedding(module: Any) -> Forward:
-    own = type(module).forward
+    module_forward = type(module).forward
 
     def forward(ids: torch.Tensor) -> torch.Tensor:
-        states: torch.Tensor = own(module, ids)
+        states: torch.Tensor = module_forward(module, ids)
         return states.float()
 
     return forward

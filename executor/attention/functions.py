@@ -79,11 +79,11 @@ def attend_from_latest(
     Shapes: query (1, heads, tokens, head size), keys, values (1, key-value heads, held, head size), returned
         (1, tokens, heads, head size).
     """
-    tokens, held = query.shape[2], keys.shape[2]
+    tokens, key_columns = query.shape[2], keys.shape[2]
     mask = None
-    if (window is not None and held > window) or 1 < tokens < held:
-        at = torch.arange(held - tokens, held, device=query.device)[:, None]
-        columns = torch.arange(held, device=query.device)[None, :]
+    if (window is not None and key_columns > window) or 1 < tokens < key_columns:
+        at = torch.arange(key_columns - tokens, key_columns, device=query.device)[:, None]
+        columns = torch.arange(key_columns, device=query.device)[None, :]
         mask = columns <= at
         if window is not None:
             mask &= columns > at - window

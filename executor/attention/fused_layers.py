@@ -124,7 +124,7 @@ def _kind_of(module: Any, kernels: LayerKernels, dtype: torch.dtype) -> int | No
 
 
 def _norm(module: Any, kernels: LayerKernels, kind: int, dtype: torch.dtype) -> Forward:
-    own, epsilon = type(module).forward, _epsilon(module)
+    module_forward, epsilon = type(module).forward, _epsilon(module)
     assert epsilon is not None
 
     def forward(inputs: torch.Tensor) -> torch.Tensor:
@@ -132,7 +132,7 @@ def _norm(module: Any, kernels: LayerKernels, kind: int, dtype: torch.dtype) -> 
         # Many tokens keep torch's threads busy, which these functions do not use.
         wide = not inputs.is_cuda and inputs.numel() > _MOST_NUMBERS and torch.get_num_threads() > 1
         if wide or inputs.dtype != dtype or not weight.is_contiguous():
-            answer: torch.Tensor = own(module, inputs)
+            answer: torch.Tensor = module_forward(module, inputs)
             return answer
         # A norm's weights are few against the rows that they scale.
         return kernels.norm(inputs, weight.to(dtype), epsilon, kind)

@@ -187,7 +187,9 @@ def _refuse_mixed(own: torch.Tensor, *tensors: torch.Tensor) -> None:
     tensors = (own, *tensors)
     mixed = any(tensor.dtype is not tensors[1].dtype for tensor in tensors[2:])
     if mixed or (own.dtype, tensors[1].dtype) not in _KV_NAMES:
-        raise TypeError(f"tensors of one number format are needed, got {[one.dtype for one in tensors]}")
+        raise TypeError(
+            f"tensors of one number format are needed, got {[operand.dtype for operand in tensors]}"
+        )
 
 
 def _array(numbers: tuple[int, ...]) -> Any:

@@ -107,11 +107,11 @@ def available_bytes() -> int:
 def _available() -> int:
     try:
         with open("/proc/meminfo", encoding="ascii") as stream:
-            found = next((line for line in stream if line.startswith("MemAvailable:")), "")
+            available = next((line for line in stream if line.startswith("MemAvailable:")), "")
     except OSError:
-        found = ""
-    if found:
-        return 1024 * int(found.split()[1])
+        available = ""
+    if available:
+        return 1024 * int(available.split()[1])
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 

@@ -157,7 +157,7 @@ class HubTokenizer:
                 refused = refused or error
                 continue
             # A template that writes a missing content as a word takes an empty text.
-            emptied = [{**one, "content": one.get("content") or ""} for one in form]
+            emptied = [{**turn, "content": turn.get("content") or ""} for turn in form]
             if text.count("None") and emptied != form:
                 with contextlib.suppress(TemplateError):
                     rendered = self._rendered(emptied, options)
@@ -207,7 +207,9 @@ def _forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
     the content of a message that only calls tools is null or empty.
     """
     parsed = [_with_parsed_arguments(message) for message in messages]
-    emptied = [{**one, "content": "" if one.get("content") is None else one["content"]} for one in messages]
+    emptied = [
+        {**turn, "content": "" if turn.get("content") is None else turn["content"]} for turn in messages
+    ]
     yield parsed
     if parsed == list(messages) == emptied:
         return

@@ -125,8 +125,8 @@ def _stages(shape: ModelShape, measured: Measurements, kind: str) -> list[Operat
 def _between(measured: Measurements) -> list[Operation]:
     points = measured.found
     large = [point for point in measured.points if "leave" in points[at(*point, "calls", 0)]]
-    left = [seconds for point in large for seconds in measured.passes(point, "calls", "leave")]
-    leaving = max(0.0, median(left or [0.0]))
+    parting = [seconds for point in large for seconds in measured.passes(point, "calls", "leave")]
+    leaving = max(0.0, median(parting or [0.0]))
     # One request was done in each timed call.
     changes = np.maximum(0.0, _typical(measured.calls("change")) - leaving)
     jobs = job_points(measured.points)

@@ -271,21 +271,21 @@ def _point(engine_for: EngineFor, batch: int, length: int, decode_steps: int) ->
     single = fmean(before[-near:] + after[:near] if near else before[-1:])
     # If noise hides a call's fixed cost, its decode steps get all of it.
     per_step = (many - single) / (decode_steps - 1) if single < many else many / decode_steps
-    found = {"encode": encode.seconds, "decode": per_step, "change": max(0.0, single - per_step)}
-    found |= {"start": early[0], "warming": sum(early[1:WARMING_STEPS]), "warm": sum(early[WARMING_STEPS:])}
+    parts = {"encode": encode.seconds, "decode": per_step, "change": max(0.0, single - per_step)}
+    parts |= {"start": early[0], "warming": sum(early[1:WARMING_STEPS]), "warm": sum(early[WARMING_STEPS:])}
     if batch >= leaving.size - BESIDE:
         several, again = seconds[-2 * BESIDE + 1 : -BESIDE], seconds[-BESIDE + 1 :]
         # The batch shrinks throughout: calls before and after are compared with those between.
         alone = (median(after) + median(again)) / 2
-        found["leave"] = (median(several) - alone) / (BESIDE - 1)
-    return found
+        parts["leave"] = (median(several) - alone) / (BESIDE - 1)
+    return parts
 
 
 def _shares(
     engine_for: EngineFor, batch: int, length: int, decode_steps: int, shares: LayerShares
 ) -> dict[str, float]:
     engine = _used_engine(engine_for, batch, length, decode_steps)
-    found: dict[str, float] = {}
+    seconds_of: dict[str, float] = {}
     with shares:
         for kind in ("encode", "decode"):
             if kind == "encode":
@@ -296,11 +296,11 @@ def _shares(
                 shares.take()
                 stage, _ = engine.decode(decode_steps, float("inf"))
             layers, attention = shares.take()
-            found |= {
+            seconds_of |= {
                 f"{kind}_layers": layers / stage.seconds,
                 f"{kind}_attention": attention / stage.seconds,
             }
-    return found
+    return seconds_of
 
 
 def _crowd(engine_for: EngineFor, pair: WorkerPair, point: Point, decode_steps: int) -> dict[str, float]:
@@ -331,28 +331,28 @@ def _job(
     )
     problem = Problem(workload, _NO_COST, batch, prefill_emits_first_token=True)
     policy = RoundRobinAllocation(grid.decode_steps // 2, DynamicBatch(max(1.0, batch / 2), length, None))
-    engine, kept, clock = profiled.engine(problem), list[float](), profiled.clock
+    engine, served, clock = profiled.engine(problem), list[float](), profiled.clock
 
     def finished(request: int) -> None:
         begun = clock()
         if keep is not None:
             keep(engine.answers[request])
-        kept.append(clock() - begun)
+        served.append(clock() - begun)
 
     trace = execute(problem, policy, engine, on_finish=finished)
     stages = trace.stages
     between = [after.start - before.end for before, after in pairwise(stages)]
     # Means, as a policy does most of its work in few calls. The last completions are stored after the last
     # stage.
-    last = kept[len(kept) - int((trace.finished == trace.makespan).sum()) :]
+    last = served[len(served) - int((trace.finished == trace.makespan).sum()) :]
     encodings = [number for number, stage in enumerate(stages) if stage.kind == "prefill"]
     steady = stages[encodings[2] : encodings[-1]]
     calls = [stage for stage in steady if stage.kind == "decode"]
     decode_steps = sum(call.decode_steps for call in calls)
     done = (trace.finished > steady[0].start) & (trace.finished <= steady[-1].end)
     return {
-        "loop": (sum(between) - sum(kept) + sum(last)) / len(between),
-        "keep": fmean(kept),
+        "loop": (sum(between) - sum(served) + sum(last)) / len(between),
+        "keep": fmean(served),
         "decode": sum(call.seconds for call in calls),
         "calls": len(calls),
         "decode_steps": decode_steps,

@@ -122,8 +122,8 @@ class WorkerPair:
         engine.decode(WARMING_STEPS, float("inf"))
         begun = time.perf_counter()
         measured["alone"] += [decode() for _ in range(many - many // 2)]
-        each = (time.perf_counter() - begun) / len(measured["alone"])
-        ahead = 2 + math.ceil(2 * each / once)
+        mean_seconds = (time.perf_counter() - begun) / len(measured["alone"])
+        ahead = 2 + math.ceil(2 * mean_seconds / once)
         encode(ahead)
         decode()
         for _ in range(many):

@@ -154,7 +154,7 @@ def _draw(axis: Axes, panel: Panel, shades: Colormap, lengths: Normalize) -> Non
     bars.set(cmap=shades, norm=lengths, array=tokens)
     if len(served) <= _LABELLED:
         bars.set(edgecolor="white", linewidth=0.8)
-    prefill = np.array([each.kind == "prefill" for each in trace.stages], dtype=np.bool_)
+    prefill = np.array([trace_stage.kind == "prefill" for trace_stage in trace.stages], dtype=np.bool_)
     stalls = _bands(axis, start[prefill], end[prefill], trace.slots)
     stalls.set(facecolor=_COLOURS[STALL])
     _bands(axis, np.append(0.0, end[:-1]), start, trace.slots).set(facecolor=_COLOURS[BETWEEN])

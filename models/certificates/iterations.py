@@ -24,9 +24,9 @@ def verify_iterations(
         if type(drafted) is not int or drafted < 0:
             raise TypeError("drafts are no whole number")
         if kind not in ("tokens", "none") and (drafts is None or drafted < drafts):
-            made = "an unknown number" if drafts is None else f"up to {drafts}"
+            per_iteration = "an unknown number" if drafts is None else f"up to {drafts}"
             return Violation(
-                "one token an iteration", f"it holds for {drafted} drafts, the engine makes {made}"
+                "one token an iteration", f"it holds for {drafted} drafts, the engine makes {per_iteration}"
             )
         proven = _proven(sequences, limits, kind, claim.get("heaviest"), claim.get("machines"), drafted)
     except (KeyError, TypeError, ValueError) as error:

@@ -106,11 +106,11 @@ class _Walk:
         return active
 
     def _rows(self, claim: Mapping[str, Any], name: str) -> list[list[int]]:
-        given = entries(claim, name)
-        if len(given) != len(self._active):
-            raise RefutedError(RULE, f"{len(given)} rows of {name} values for {len(self._active)} numbers")
+        listed = entries(claim, name)
+        if len(listed) != len(self._active):
+            raise RefutedError(RULE, f"{len(listed)} rows of {name} values for {len(self._active)} numbers")
         rows: list[list[int]] = []
-        for row in given:
+        for row in listed:
             if not isinstance(row, list) or len(row) != len(self._points):
                 raise unreadable(name, row, f"{len(self._points)} whole numbers")
             rows.append([_number(value, name) for value in row])

@@ -159,20 +159,20 @@ class _Tries:
         beyond = sum(count * max(0.0, kind.prompt - bend) for count, kind in wait)
         within = sum(count * min(kind.prompt, bend) for count, kind in wait)
         fewest = max(-(-number // self.slots), math.ceil(tokens / min(self.cap, self.capacity)))
-        least = math.inf
+        smallest = math.inf
         for stages in range(fewest, max(number, fewest) + 1):
             seconds = cost.prefill_base * stages + cost.prefill_per_token * tokens
             seconds += cost.prefill_per_token_beyond * (beyond + max(0.0, within - stages * bend))
-            least = min(least, max(seconds, cost.prefill_floor * stages))
+            smallest = min(smallest, max(seconds, cost.prefill_floor * stages))
         work = sum(count * kind.decode_steps for count, kind in wait)
         read = sum(count * kind.read for count, kind in wait)
-        return work, read, max((kind.decode_steps for _, kind in wait), default=0), least
+        return work, read, max((kind.decode_steps for _, kind in wait), default=0), smallest
 
     def stages(
         self, waiting: Waiting, busy: UnderWay, spent: float
     ) -> Iterator[tuple[Waiting, UnderWay, float]]:
         """Yield waiting, running and seconds after each possible stage."""
-        room = min(self.cap, self.capacity - sum(held for _, held in busy))
+        room = min(self.cap, self.capacity - sum(kv_tokens for _, kv_tokens in busy))
         kinds = [kind for kind, count in enumerate(waiting) for _ in range(count)]
         largest = min(len(kinds), self.slots - len(busy))
         for size in range(largest if self.fills else 1, largest + 1):

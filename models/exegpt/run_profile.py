@@ -116,8 +116,8 @@ def _handed_over(
     decode = layers * per_layer + once + change.seconds
     # At most, the other worker is always busy.
     crowded = np.minimum(lost * encode, decode * lost / (1 - lost))
-    each = float(np.diff(_leaving(own))[0] / np.diff(own["leave"].points[:, 0])[0])
-    seconds = change.seconds + joining * each + between + crowded
+    per_token = float(np.diff(_leaving(own))[0] / np.diff(own["leave"].points[:, 0])[0])
+    seconds = change.seconds + joining * per_token + between + crowded
     return [
         replace(send, phase="encode", per_layer=False),
         replace(change, phase="decode", per_layer=False, seconds=seconds),

@@ -70,8 +70,8 @@ class SecondsTable:
     ) -> FloatArray:
         row = np.interp(sequences, self._sequences, self._rows)
         top = np.minimum(row.astype(np.int64), len(self._rows) - 2)
-        left, right = place
-        corner, down = top * self._width + left, (row - top)[..., None]
+        below, right = place
+        corner, down = top * self._width + below, (row - top)[..., None]
         upper = np.take(values, corner, axis=0)
         upper += (np.take(values, corner + 1, axis=0) - upper) * right
         corner += self._width

@@ -119,13 +119,13 @@ class WorkloadAwareRow:
         # A lower drift everywhere makes large decode batches less likely against small ones.
         fewest = self._shares(batches, 1 / self._span[batches])
         decode = _mean(fewest, self._least_seconds)
-        least = self._way(1, batches) + self.micro * decode / 2 + self._decoding_seconds(decode)
-        least = self.timeline.within_memory(least, self._bytes(batches, 0))
+        least_latency = self._way(1, batches) + self.micro * decode / 2 + self._decoding_seconds(decode)
+        least_latency = self.timeline.within_memory(least_latency, self._bytes(batches, 0))
         supplied = batches / self._supply(batches, self._encode[2, batches])
         shares = self._shares(batches, supplied) * self._seconds
         served = float(shares[0] @ self._most_rate / shares.sum())
         return Probe(
-            float(latency[0]), float(throughput[0]), float(least[0]), min(float(supplied[0]), served)
+            float(latency[0]), float(throughput[0]), float(least_latency[0]), min(float(supplied[0]), served)
         )
 
     def performance(self, batch: int) -> Performance:

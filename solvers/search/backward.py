@@ -69,10 +69,10 @@ def backward_schedule(problem: Problem, late: Callable[[], bool] = lambda: False
 def _stages_of(problem: Problem, requests: IntArray) -> IntArray:
     """Pack requests without decode steps into full stages."""
     caps = [cap for cap in (problem.prefill_token_cap, problem.kv_capacity) if cap is not None]
-    most = min(caps, default=int(problem.prompt_tokens.sum()))
+    largest = min(caps, default=int(problem.prompt_tokens.sum()))
     stages, stage, count, tokens = [], 0, 0, 0
     for prompt in problem.prompt_tokens[requests].tolist():
-        if count == problem.slots or tokens + prompt > most:
+        if count == problem.slots or tokens + prompt > largest:
             stage, count, tokens = stage + 1, 0, 0
         count, tokens = count + 1, tokens + prompt
         stages.append(stage)

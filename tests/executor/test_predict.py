@@ -21,8 +21,7 @@ from batchbound.data.arrays import IntArray
 from batchbound.data.files.disk import InputError
 from batchbound.data.predictor import Examples, Predicted, PredictionQuality, bucket_of
 from batchbound.executor.predictors.encoder import EncoderPredictor
-from batchbound.executor.predictors.kinds import METHODS, learn
-from batchbound.executor.predictors.predictor import TrainedPredictor
+from batchbound.executor.predictors.predictor import METHODS, TrainedPredictor, learn
 from batchbound.executor.predictors.quantiles import QuantilePredictor
 
 

@@ -78,8 +78,8 @@ def compiled_core() -> ctypes.CDLL | None:
     ``BATCHBOUND_CORE`` names another build, such as one with sanitizers.
     """
     beside = [Path(__file__).with_name(f"_core{suffix}") for suffix in EXTENSION_SUFFIXES]
-    named = os.environ.get("BATCHBOUND_CORE")
-    for path in [Path(named)] if named else beside:
+    library = os.environ.get("BATCHBOUND_CORE")
+    for path in [Path(library)] if library else beside:
         if path.exists():
             return _checked(ctypes.CDLL(str(path.resolve())))
     return None

@@ -11,8 +11,7 @@ from ....data.problem import Problem
 from ....data.schedule import Schedule
 from ..incumbent import Budget, SearchRun
 from .annealing import StageAnnealing
-from .rounding import shift_times
-from .slot_flow import stretched, whole_slots
+from .rounding import shift_times, stretched, whole_slots
 from .spans import Spans
 from .times import StageCosts
 
