@@ -21,6 +21,10 @@ LONGEST_TIME = 1e12
 """Longest valid time in seconds; a longer one is damaged data."""
 
 
+FACTS_OF_RUNS = frozenset({"distinct_tokens", "endings", "plan"})
+"""Facts among those of an engine that are of one run, and change no cost."""
+
+
 @dataclass(frozen=True, slots=True)
 class CostModel:
     """Affine costs of prefill stages and decode steps, in seconds.
@@ -209,7 +213,7 @@ class CalibratedCost:
         """
         if not self.engine:
             return ()
-        names = sorted(self.engine.keys() | engine.keys())
+        names = sorted((self.engine.keys() | engine.keys()) - FACTS_OF_RUNS)
         return tuple(
             f"{name} {engine.get(name, 'unknown')} instead of {self.engine.get(name, 'unknown')}"
             for name in names
