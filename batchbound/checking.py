@@ -20,7 +20,7 @@ from .data.readers.profile_readers import read_profile
 from .data.schedule import Violation
 from .data.trace import PLANNED, Trace
 from .executor.profiling.validate import Validation, validate_run, validate_trace
-from .executor.reports.report import model_seconds, served_part
+from .executor.reports.report import model_seconds, run_bound_of, served_part
 from .heuristics.iterations.replay import mismatches
 from .inputs import read_cost, read_inputs
 from .judging import verify
@@ -30,6 +30,7 @@ from .models.bounds.makespan import difference_set_bound, paper_bound, trivial_b
 from .models.bounds.packing.partition import solve_partition
 from .models.bounds.prove import proven_bound
 from .models.certificates.beginnings import Beginnings
+from .models.certificates.computed_once import verify_counted_bound
 from .models.certificates.fleet import verify_fleet_bound
 from .models.formulations.full_model import UnsupportedProblemError
 from .models.formulations.linear_files import write_mps
@@ -124,8 +125,13 @@ def _verified_run(plan: Plan, path: Path) -> Verified:
     found = costs_of(trace)
     problem = served.problem() if found is None else replace(served.problem(), cost=found.cost)
     fleet = Fleet.of(problem, 1)
-    bound = work_bound(fleet) if trace.evictions else proven_bound(problem)
+    prove = work_bound if trace.evictions else lambda fleet: proven_bound(fleet.problem())
+    bound = run_bound_of(fleet, [trace], prove)
+    if bound is None:
+        return Verified(plan, None)
     run = VerifiedRun(path, bound, model_seconds(problem.cost, trace, overheads=False))
+    if bound.certificate.get("kind") == "common beginnings":
+        return Verified(plan, verify_counted_bound(problem, trace.distinct_tokens or 0, bound), run)
     return Verified(plan, verify_fleet_bound(fleet, bound), run)
 
 

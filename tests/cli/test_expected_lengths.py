@@ -109,3 +109,18 @@ def test_a_digest_does_not_depend_on_the_order_of_rows() -> None:
     lines = [{"custom_id": name, DIGEST: name * 3, "error": None} for name in "abc"]
     assert digest_of(lines) == digest_of(lines[::-1])
     assert digest_of(lines) != digest_of([*lines[:2], {**lines[2], DIGEST: "d"}])
+
+
+def test_the_run_of_prompts_that_share_a_beginning_is_verified_with_what_was_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    bodies = [{"prompt": f"{'shared ' * 10}{k}", "max_tokens": 3 + k} for k in range(6)]
+    lines = [json.dumps({"custom_id": f"q{k}", "body": body}) for k, body in enumerate(bodies)]
+    Path("prompts.jsonl").write_text("\n".join(lines))
+    assert main(["run", "prompts.jsonl", "--model", "tiny:llama", "--threads", "1", "--slots", "2"]) == 0
+    capsys.readouterr()
+    assert main(["verify", "answers.plan.json", "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert "common beginnings once" in figures["bound_source"]
+    assert 0 < figures["bound_s"] <= figures["makespan_s"]
