@@ -46,7 +46,8 @@ class Gathering:
             raise ValueError("n is more than 1: send a request for each completion")
         loop = asyncio.get_running_loop()
         (number,) = self._rollouts.submit([tuple(prompt)], asked, max_tokens=max_tokens)
-        self._waiting[number] = waiting = loop.create_future()
+        waiting: asyncio.Future[Completion] = loop.create_future()
+        self._waiting[number] = waiting
         if self._serving is None or self._serving.done():
             self._serving = loop.create_task(self._serve())
         try:
@@ -85,9 +86,9 @@ class Gathering:
                     done = await asyncio.to_thread(self._rollouts.step)
                 except Exception as error:
                     self._rollouts = self.engine.start()
-                    for waiting in self._waiting.values():
-                        if not waiting.done():
-                            waiting.set_exception(error)
+                    for failed in self._waiting.values():
+                        if not failed.done():
+                            failed.set_exception(error)
                     return
             for completion in done:
                 waiting = self._waiting.get(completion.index)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from itertools import count
+from numbers import Real
 from typing import Any, TypedDict
 
+from ..data.lengths.history import prompt_key
 from ..data.readers.sampling import LogprobsMode, Sampling, refuse_unused
 from ..data.report import TAIL, TOOLS
 from .completion import Completion
@@ -87,7 +91,9 @@ def rollout_function(
         decode.
     **sampling
         Fields of :class:`~.sampling.Sampling`; by default the trainer's, else a temperature of 1. ``seed``
-        is the seed of the first call; every call and process draws from its own streams.
+        is the seed of the first call; every call and process draws from its own streams. ``oversample=1.25``
+        draws a quarter more samples of each prompt, and keeps those that end first. The step then waits for
+        no straggler, and training is biased towards short completions.
 
     Returns
     -------
@@ -100,6 +106,9 @@ def rollout_function(
     InputError
         If the history cannot be written.
     """
+    oversample = sampling.pop("oversample", 1.0)
+    if isinstance(oversample, bool) or not isinstance(oversample, Real) or oversample < 1:
+        raise ValueError(f"oversample must be a number of at least 1, got {oversample!r}")
     Sampling(**sampling)
     if sampling.get("n", 1) != 1:
         raise ValueError("n has no effect here: repeat a prompt for each of its completions")
@@ -117,23 +126,22 @@ def rollout_function(
         else:
             expected = files.expected(prompts, settings.max_tokens)
         tools = ToolTurns(trainer, prompts, tool_seconds) if getattr(trainer, "tools", None) else None
+        more = _further(prompts, oversample)
+        if more and tools is not None:
+            raise ValueError("oversample has no effect with tools: leave it out")
         how: dict[str, Any] = {
             "sampling": settings.with_seed(seed),
             "max_tokens": settings.max_tokens,
-            "expected_tokens": expected,
+            "expected_tokens": None if expected is None else [*expected, *(expected[at] for at in more)],
             "log_probabilities": logprobs,
         }
         if tools is None:
-            found = engine.generate(prompts, chat_options=settings.chat_options, **how)
+            drawn = [*prompts, *(prompts[at] for at in more)]
+            found = engine.generate(drawn, chat_options=settings.chat_options, **how)
         else:
             # The trainer owns templates, tools and environments, so it also makes the prompts.
             found = engine.converse(tools.next_turn, tools.prompts, **how)
-        done: list[Completion | None] = [None] * len(prompts)
-        for completion in found:
-            done[completion.index] = completion
-            if on_completion is not None:
-                on_completion(completion)
-        answers = [completion for completion in done if completion is not None]
+        answers = _first_of_each(prompts, found, more, on_completion)
         files.saw(prompts, answers, settings.process)
         _report_step(trainer, engine, len(answers))
         ids = [list(answer.completion_ids) for answer in answers]
@@ -150,6 +158,47 @@ def rollout_function(
         )
 
     return rollout
+
+
+def _further(prompts: Sequence[Prompt], oversample: float) -> list[int]:
+    """Return positions of the prompts that further samples are drawn of."""
+    if oversample == 1:
+        return []
+    of_prompt: defaultdict[str, list[int]] = defaultdict(list)
+    for at, prompt in enumerate(prompts):
+        of_prompt[prompt_key(prompt)].append(at)
+    counts = {key: math.ceil((oversample - 1) * len(own) - 1e-9) for key, own in of_prompt.items()}
+    return [own[0] for key, own in of_prompt.items() for _ in range(counts[key])]
+
+
+def _first_of_each(
+    prompts: Sequence[Prompt],
+    found: Iterator[Completion],
+    more: Sequence[int],
+    on_completion: Callable[[Completion], None] | None,
+) -> list[Completion]:
+    """Return as many completions of each prompt as were asked for, in their order.
+
+    With further samples these are the first to end; the call then ends early.
+    """
+    places: defaultdict[str, list[int]] = defaultdict(list)
+    for at in reversed(range(len(prompts) if more else 0)):
+        places[prompt_key(prompts[at])].append(at)
+    done: dict[int, Completion] = {}
+    for completion in found:
+        at = completion.index
+        if more:
+            own = places[prompt_key(prompts[at] if at < len(prompts) else prompts[more[at - len(prompts)]])]
+            if not own:
+                continue
+            at = own.pop()
+        done[at] = replace(completion, index=at)
+        if on_completion is not None:
+            on_completion(done[at])
+        if more and len(done) == len(prompts):
+            break
+    found.close()  # type: ignore[attr-defined]
+    return [done[at] for at in range(len(prompts))]
 
 
 @dataclass(frozen=True, slots=True)

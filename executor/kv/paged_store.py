@@ -67,6 +67,10 @@ class PagedLayer(StoreLayer["PagedSlots"]):  # type: ignore[no-untyped-call]
         While the store has segments these are the prompts' own, of shape (1, heads, tokens, head size), else
         the whole buffers.
         """
+        if value_states.dtype != key_states.dtype:
+            # Under autocast rotary embeddings return float32; attention would round keys to the values' format.
+            own = key_states.dtype
+            key_states, value_states = key_states.to(value_states.dtype).to(own), value_states.to(own)
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         store = self.place

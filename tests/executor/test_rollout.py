@@ -212,3 +212,22 @@ def test_rewards_may_read_why_completions_ended_and_by_which_weights(engine: LLM
     ):
         assert reason == ("length" if len(ids) == 7 else "stop")
         assert [count for _, count in versions] == [len(ids)]
+
+
+def test_oversampling_keeps_the_first_to_end(engine: LLM) -> None:
+    prompts = [prompt for prompt in PROMPTS for _ in range(4)]
+    trainer = trainer_of(engine, max_completion_length=60)
+    seen: list[int] = []
+    rollout = rollout_function(engine, oversample=1.5, on_completion=lambda one: seen.append(one.index))
+    answer = rollout(prompts, trainer)
+    assert answer["prompt_ids"] == [list(ids) for ids in engine.encoded(prompts, {})]
+    assert sorted(seen) == list(range(12))
+    # 18 were drawn; the longest were left.
+    longest = max(len(ids) for ids in answer["completion_ids"])
+    assert engine.unfinished
+    assert len(engine.unfinished) <= 6
+    plain = rollout_function(engine)(prompts, trainer)
+    assert longest <= max(len(ids) for ids in plain["completion_ids"])
+    assert engine.report().run_gap is not None
+    with pytest.raises(ValueError, match="oversample must be a number of at least 1"):
+        rollout_function(engine, oversample=0.5)
