@@ -126,7 +126,7 @@ def rollout_function(
         else:
             expected = files.expected(prompts, settings.max_tokens)
         tools = ToolTurns(trainer, prompts, tool_seconds) if getattr(trainer, "tools", None) else None
-        more = _further(prompts, oversample)
+        more = _further(prompts, float(oversample))
         if more and tools is not None:
             raise ValueError("oversample has no effect with tools: leave it out")
         how: dict[str, Any] = {

@@ -68,7 +68,7 @@ class PagedLayer(StoreLayer["PagedSlots"]):  # type: ignore[no-untyped-call]
         the whole buffers.
         """
         if value_states.dtype != key_states.dtype:
-            # Under autocast rotary embeddings return float32; attention would round keys to the values' format.
+            # Under autocast rotary embeddings return float32; attention rounds keys to the values' format.
             own = key_states.dtype
             key_states, value_states = key_states.to(value_states.dtype).to(own), value_states.to(own)
         if not self.is_initialized:
