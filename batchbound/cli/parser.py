@@ -62,6 +62,8 @@ class Parser(argparse.ArgumentParser):
             )
             more = "print on stderr what is chosen and why"
             said.add_argument("-v", "--verbose", action="store_true", help=more)
+            table = f"TOML file whose table [{self.prog.split()[1]}] states options; typed ones come first"
+            self.add_argument("--options", metavar="FILE", dest="options_file", help=table)
             return
         self.add_argument("--version", action="version", version=version)
         self.add_argument(
@@ -245,11 +247,15 @@ def _value(field: Field, text: str) -> Any:
 
 def record_of(record: type[Record], args: argparse.Namespace) -> Record:
     """Return the record of what was typed; raise InputError if an option has no effect."""
-    from ..options.option import fields_of
+    from ..options.option import fields_of, table_of
 
-    values: dict[str, Any] = {}
+    file, values = getattr(args, "options_file", None), dict[str, Any]()
+    stated = {} if file is None else table_of(file, args.command, record)
     for field in fields_of(record):
         value = getattr(args, field.name)
+        if field.name in stated and value in (None, False, field.default):
+            values[field.name] = stated[field.name]
+            continue
         if field.kind is Mapping:
             values[field.name] = _named_once(field, value or ())
         elif field.several:

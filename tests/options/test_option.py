@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 import pytest
 
 import batchbound.options
+from batchbound.cli import main
 from batchbound.cli.parser import Parser, record_of
 from batchbound.data.files.disk import InputError
 from batchbound.options.option import Option, Options, PathText, Rule, fields_of, table_of, takes
@@ -108,6 +109,22 @@ def test_a_table_of_toml_states_options(tmp_path: Path) -> None:
     path.write_text("[oven]\nloafs = 4\n")
     with pytest.raises(InputError, match=re.escape("oven.toml, table [oven]: no such option: loafs")):
         table_of(path, "oven", Oven)
+
+
+def test_a_command_reads_its_table_and_what_is_typed_comes_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "options.toml"
+    path.write_text("[bound]\nslots = 2\njson = true\n\n[plan]\nslots = 9\n")
+    for words, slots in ([], 2), (["--slots", "4"], 4):
+        given = ["--slots", str(slots)]
+        assert main(["bound", "exegpt-S:0:4", "--json", *given]) == 0
+        wanted = capsys.readouterr().out
+        assert main(["bound", "exegpt-S:0:4", "--options", str(path), *words]) == 0
+        assert capsys.readouterr().out == wanted
+    path.write_text("[bound]\nslotz = 2\n")
+    assert main(["bound", "exegpt-S:0:4", "--options", str(path)]) == 2
+    assert "options.toml, table [bound]: no such option: slotz" in capsys.readouterr().err
 
 
 def records(base: type[Options] = Options) -> list[type[Options]]:
