@@ -17,10 +17,11 @@ from .claims.assumptions import AS_EXPECTED, AT_CAP
 from .configuration import PlannedConfiguration
 from .costs.cost import CostModel
 from .expectation import Expectation
+from .figures import percentage, seconds
 from .files.disk import InputError, read_json_object, write_json
 from .files.kinds import refuse_other_kinds
 from .files.record import plain, record, refuse_unknown
-from .files.shown import Shown, percentage, seconds
+from .files.shown import Shown
 from .files.sources import first_bytes, is_url
 from .fleet import Fleet, FleetSchedule, Groups
 from .problem import Problem

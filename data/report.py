@@ -11,9 +11,10 @@ from .bound import gap_above
 from .configuration import Reached
 from .costs.cost import FitError
 from .expectation import Expectation
+from .figures import percentage, seconds
 from .files.disk import InputError, read_json_object, write_json
 from .files.record import plain, record, schema
-from .files.shown import Shown, percentage, seconds
+from .files.shown import Shown
 
 if TYPE_CHECKING:
     import pandas as pd

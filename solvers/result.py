@@ -10,7 +10,8 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, TypeVar
 
 from ..data.bound import Bound, gap_above
-from ..data.files.shown import Shown, percentage, seconds
+from ..data.figures import percentage, seconds
+from ..data.files.shown import Shown
 from ..data.schedule import Schedule
 
 if TYPE_CHECKING:

@@ -18,10 +18,10 @@ import pytest
 
 from batchbound.cli import main
 from batchbound.data.costs.cost import CostModel
+from batchbound.data.figures import percent
 from batchbound.data.predictor import Predicted
 from batchbound.data.trace import Trace
 from batchbound.data.workload import LONGEST
-from batchbound.executor.reports.tables import percent
 
 ROOT = Path(__file__).resolve().parent.parent
 HUGE = 10**400

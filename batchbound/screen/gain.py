@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from textwrap import wrap
 
-from ..executor.reports.tables import clock_text
+from ..data.figures import short_duration
 from ..gain import Course, Gain
 
 COLUMNS = 80
@@ -56,7 +56,7 @@ def _table(rows: list[tuple[str, Course | None, float, str]]) -> list[str]:
         for k, unit in enumerate(("steps", "stages"))
     ]
     return [
-        f"  {name:<24}  {steps}  {stages}  {_time(seconds):>7}  {note}".rstrip()
+        f"  {name:<24}  {steps}  {stages}  {short_duration(seconds):>7}  {note}".rstrip()
         for (name, _, seconds, note), steps, stages in zip(rows, *columns, strict=True)
     ]
 
@@ -83,14 +83,6 @@ def _remarks(gain: Gain, repeats: str) -> list[str]:
             f"seconds are good to {abs(gain.missed):.0%} on this machine; steps and stages are exact"
         )
     return remarks
-
-
-def _time(seconds: float) -> str:
-    """Format seconds with three digits, from 100 s on as h:mm:ss."""
-    if seconds >= 99.95:
-        return clock_text(seconds)
-    unit, value = ("s", seconds) if seconds >= 0.9995 else ("ms", 1e3 * seconds)
-    return f"{value:#.3g}".rstrip(".") + f" {unit}"
 
 
 def _against(saved: float) -> str:

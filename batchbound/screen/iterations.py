@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from ..data.claims.assumptions import least_label
+from ..data.figures import percentage
 from ..data.iteration_plan import IterationPlan
 from ..options.plan import PlanOptions
 from ..plan_for_engines import EnginePlan
@@ -76,10 +77,10 @@ def show_iterations(summary: Mapping[str, object]) -> None:
         if taken is None
         else f"{taken:,}",
         str(summary["bound_label"]): f"{summary['bound_iterations']:,}, by {summary['bound_source']}",
-        "gap to the bound": _percent(summary["gap"]),
-        "predicted seconds": _seconds(summary["makespan_s"]),
-        f"{summary['bound_label']}, in seconds": _seconds(summary["bound_s"]),
-        "gap in seconds": _percent(summary["seconds_gap"]),
+        "gap to the bound": _share(summary["gap"]),
+        "predicted seconds": _decimals(summary["makespan_s"], 3, " s"),
+        f"{summary['bound_label']}, in seconds": _decimals(summary["bound_s"], 3, " s"),
+        "gap in seconds": _share(summary["seconds_gap"]),
         "device-hours": _decimals(summary.get("device_hours"), 4),
         "cost of the job": _decimals(summary.get("money"), 2),
         "status": _status(summary),
@@ -112,13 +113,9 @@ def _show_handover(summary: Mapping[str, object]) -> None:
             say(f"    {line}")
 
 
-def _percent(value: object) -> str | None:
-    return f"{value:.2%}" if isinstance(value, float) else None
+def _share(value: object) -> str | None:
+    return percentage(value) if isinstance(value, float) else None
 
 
-def _seconds(value: object) -> str | None:
-    return f"{value:,.3f} s" if isinstance(value, float) else None
-
-
-def _decimals(value: object, digits: int) -> str | None:
-    return f"{value:,.{digits}f}" if isinstance(value, float) else None
+def _decimals(value: object, digits: int, unit: str = "") -> str | None:
+    return f"{value:,.{digits}f}{unit}" if isinstance(value, float) else None

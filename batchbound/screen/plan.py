@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 
 from ..data.claims.assumptions import AS_EXPECTED
+from ..data.figures import exact_duration, percentage
 from ..data.plan import EXPECTED_LENGTHS, Plan
-from ..executor.reports.tables import clock_text
 from ..models.padding import padding_tokens
 from ..options.plan import PlanOptions
 from ..plan_for_engines import EnginePlan
@@ -181,11 +181,11 @@ def show_summary(summary: Mapping[str, object], *, as_json: bool, title: str = "
 
 def _shown(name: str, value: object) -> str:
     if isinstance(value, list):
-        return " to ".join(_seconds(entry) for entry in value)
+        return " to ".join(exact_duration(entry) for entry in value)
     if name in ("gap", "utilization") and isinstance(value, float):
-        return f"{value:.2%}"
+        return str(percentage(value))
     if (name.endswith("_s") or name == "seconds") and isinstance(value, float):
-        return f"{value:,.1f}" if name.endswith("per_s") else _seconds(value)
+        return f"{value:,.1f}" if name.endswith("per_s") else exact_duration(value)
     if name in ("device_hours", "money"):
         return f"{value:,.4f}" if name == "device_hours" else f"{value:,.2f}"
     if name == "lengths" and value == "cap":
@@ -193,9 +193,3 @@ def _shown(name: str, value: object) -> str:
     if name == "lengths" and value in EXPECTED_LENGTHS:
         return f"expected, by {value}"
     return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def _seconds(value: float) -> str:
-    """Format seconds, from one minute on also as h:mm:ss."""
-    text = f"{value:,.3f} s"
-    return text if value < 60 else f"{text} ({clock_text(value)})"

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ..executor.reports.tables import clock_text
+from ..data.figures import clock_text
 from .streams import escaped, say
 from .terminal import is_quiet
 

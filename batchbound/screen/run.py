@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ..data.configuration import PlannedConfiguration, Reached
+from ..data.figures import duration, percent
 from ..data.files.record import plain
 from ..data.plan import Plan
 from ..data.readers.completions import BatchCompletion, Endings, ended_at_once, read_completions
@@ -159,8 +160,6 @@ def _say_cut_rows(result: ServerResult) -> None:
 
 def run_line(report: Report) -> str:
     """Return a run's seconds and gap in one line."""
-    from ..executor.reports.tables import duration, percent
-
     took = duration(report.makespan)
     pace = (
         "" if report.pace is None else f" ({report.pace:.2f} x the cost model's seconds in the median stage)"

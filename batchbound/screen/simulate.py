@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ..data.figures import duration, percent
 from ..data.lengths.interval import COVERAGE
-from ..executor.reports.tables import Row, duration, percent
+from ..executor.reports.tables import Row
 from ..options.simulate import SimulateOptions
 from ..simulating import Simulation
 from .report import show_report, show_rows

@@ -34,15 +34,5 @@ class Shown(ABC):
         return f"<table><caption>{escape(title)}: {escape(_text(value))}</caption>{cells}</table>"
 
 
-def percentage(share: float | None) -> str | None:
-    """Return a share in per cent, or None."""
-    return None if share is None else f"{share:.2%}"
-
-
-def seconds(value: float | None) -> str | None:
-    """Return seconds with their unit, or None."""
-    return None if value is None else f"{value:,.4g} s"
-
-
 def _text(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)

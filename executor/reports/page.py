@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...data.figures import duration, percent
 from ...data.files.disk import atomic_write
 from ...data.report import BUBBLES, BUSY, Report
 from .bubbles import idle_causes, stage_edges
 from .gantt import WORDS, Panel
-from .tables import duration, percent, report_rows
+from .tables import report_rows
 
 
 def save_page(path: str | os.PathLike[str], report: Report, panels: Sequence[Panel]) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ...data.bound import PROVEN_WITHIN
 from ...data.configuration import Reached
 from ...data.expectation import Expectation
+from ...data.figures import duration, number, percent, signed_percent
 from ...data.report import (
     BETWEEN,
     BUBBLES,
@@ -109,12 +110,14 @@ def _measured_rows(report: Report) -> list[Row]:
         note = "measured for each model second, in the median stage"
         rows.append(Row(group, "machine's pace", f"{report.pace:.2f} x", note))
         note = "measured over model seconds at that pace, all stages"
-        rows.append(Row(group, "missed by the model", _signed(report.missed), note))
+        rows.append(Row(group, "missed by the model", signed_percent(report.missed), note))
     if report.between is not None and report.makespan:
         note = f"{percent(report.between / report.makespan)} of the time: the program's own"
         rows.append(Row(group, "outside stages", duration(report.between), note))
     if report.plan_error is not None:
-        rows.append(Row(group, "plan's prediction", _signed(report.plan_error), "against the makespan"))
+        rows.append(
+            Row(group, "plan's prediction", signed_percent(report.plan_error), "against the makespan")
+        )
     return rows
 
 
@@ -122,8 +125,8 @@ def _reached_rows(reached: Reached | None) -> list[Row]:
     if reached is None:
         return []
     group, slowdown = "Steady state", reached.slowdown
-    planned = f"planned {_number(reached.planned_throughput)}: {_signed(reached.error)}"
-    rows = [Row(group, "requests/s", _number(reached.throughput), planned)]
+    planned = f"planned {number(reached.planned_throughput)}: {signed_percent(reached.error)}"
+    rows = [Row(group, "requests/s", number(reached.throughput), planned)]
     if slowdown is not None:
         rows.append(Row(group, "machine slower by", f"{slowdown:.2f} x", "than while it was profiled"))
     note = f"planned {duration(reached.planned_latency)}"
@@ -203,7 +206,7 @@ def _slot_rows(report: Report) -> list[Row]:
     }
     for cause in (*BUSY, *BUBBLES, TOOLS):
         if cause in BUSY or report.slot_seconds.get(cause):
-            note = f"{_number(report.slot_seconds[cause])} slot-s " + notes[cause]
+            note = f"{number(report.slot_seconds[cause])} slot-s " + notes[cause]
             rows.append(Row(group, cause, percent(report.share(cause)), note))
     return rows
 
@@ -227,8 +230,8 @@ def _throughput_rows(report: Report) -> list[Row]:
         Row(
             group,
             "tokens/s",
-            _number(report.output_tokens_per_second),
-            f"of completions; {_number(report.total_tokens_per_second)} with prompts",
+            number(report.output_tokens_per_second),
+            f"of completions; {number(report.total_tokens_per_second)} with prompts",
         ),
     ]
     if report.padding:
@@ -278,33 +281,5 @@ def _replica_rows(report: Report) -> list[Row]:
 def _three(value: Percentiles) -> str:
     largest = max(value.p50, value.p90, value.p99)
     scale, unit = (1.0, "s") if largest >= 1 else (1e3, "ms")
-    parts = (_number(part * scale) for part in (value.p50, value.p90, value.p99))
+    parts = (number(part * scale) for part in (value.p50, value.p90, value.p99))
     return " / ".join(parts) + f" {unit}"
-
-
-def duration(value: float) -> str:
-    """Format seconds in ms or s, long ones also as h:mm:ss."""
-    if value < 60:
-        return f"{_number(value)} s" if value >= 1 else f"{_number(value * 1e3)} ms"
-    return f"{_number(value)} s ({clock_text(value)})"
-
-
-def clock_text(seconds: float) -> str:
-    """Return seconds as h:mm:ss."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
-
-
-def _number(value: float) -> str:
-    if abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if abs(value) >= 100 else f"{value:.2f}"
-
-
-def percent(value: float, digits: int = 1) -> str:
-    """Return a fraction as a percentage."""
-    return f"{100 * value:z.{digits}f} %"
-
-
-def _signed(value: float) -> str:
-    return f"{100 * value:+z.1f} %"

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from batchbound.cli import main
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.expectation import Expectation, Follow
+from batchbound.data.figures import duration
 from batchbound.data.files.disk import InputError
 from batchbound.data.files.record import plain, record
 from batchbound.data.lengths.deconvolution import Deconvolution
@@ -24,7 +25,6 @@ from batchbound.data.problem import Problem
 from batchbound.data.readers.generators import generate
 from batchbound.data.report import Report
 from batchbound.data.workload import Workload
-from batchbound.executor.reports.tables import duration
 from batchbound.heuristics.follow import following, queue_order
 from batchbound.heuristics.loop import schedule_of
 from batchbound.heuristics.replay_and_repair import Replay
