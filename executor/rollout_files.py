@@ -41,29 +41,38 @@ class RolloutFiles:
         """Return expected tokens of each completion by the history, if there is one."""
         if self._history is None:
             return None
-        others = sorted(self._history.parent.glob(f"{self._history.name}.*[0-9]"))
-        known = LengthHistory.joined([LengthHistory.at(path) for path in (self._history, *others)])
+        files = sorted(self._history.parent.glob(f"{self._history.name}.*[0-9]"))
+        known = LengthHistory.joined([LengthHistory.at(path) for path in (self._history, *files)])
         return np.minimum(known.expected(prompts), longest).tolist() if len(known) else None
 
     def saw(self, prompts: Sequence[Any], completions: Sequence[Completion], process: int) -> None:
         """Write the completions of a call."""
         if self._history is not None:
-            own = self._history.with_name(self._history.name + (f".{process}" if process else ""))
-            known = LengthHistory.at(own)
-            known.saw((prompts[one.index], len(one.completion_ids)) for one in completions)
-            known.save(own)
+            own_file = self._history.with_name(self._history.name + (f".{process}" if process else ""))
+            known = LengthHistory.at(own_file)
+            known.saw(
+                (prompts[completion.index], len(completion.completion_ids)) for completion in completions
+            )
+            known.save(own_file)
         if self._log is not None:
-            own = self._log.with_stem(self._log.stem + (f".{process}" if process else ""))
-            step = _next_step(own)
+            own_file = self._log.with_stem(self._log.stem + (f".{process}" if process else ""))
+            step = _next_step(own_file)
             group = {
                 prompt: number
-                for number, prompt in enumerate(dict.fromkeys(one.prompt_ids for one in completions))
+                for number, prompt in enumerate(
+                    dict.fromkeys(completion.prompt_ids for completion in completions)
+                )
             }
             rows = [
-                (step, f"{step}-{group[one.prompt_ids]}", len(one.prompt_ids), len(one.completion_ids))
-                for one in completions
+                (
+                    step,
+                    f"{step}-{group[completion.prompt_ids]}",
+                    len(completion.prompt_ids),
+                    len(completion.completion_ids),
+                )
+                for completion in completions
             ]
-            with own.open("a", newline="", encoding="utf-8") as stream:
+            with own_file.open("a", newline="", encoding="utf-8") as stream:
                 csv.writer(stream).writerows([_COLUMNS, *rows] if not step else rows)
 
 

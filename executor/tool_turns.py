@@ -47,7 +47,7 @@ class ToolTurns:
         ids, images, _ = trainer._tokenize_prompts(prompts)
         if images is not None:
             raise ValueError("prompts with images cannot be served: train without rollout_func")
-        self.prompts: list[list[int]] = [list(each) for each in ids]
+        self.prompts: list[list[int]] = [list(tokens) for tokens in ids]
         self._found = [_Conversation() for _ in self.prompts]
         self.calls = self.failures = 0
 
@@ -68,22 +68,22 @@ class ToolTurns:
     def take_over(self, completions: Sequence[Completion]) -> tuple[list[list[int]], list[list[float]]]:
         """Replace the trainer's tool loop; return the first turns."""
         masks, ids, values = list[list[int]](), list[list[int]](), list[list[float]]()
-        for one in completions:
-            mask = [1] * len(one.completion_ids)
-            for part in one.given:
+        for completion in completions:
+            mask = [1] * len(completion.completion_ids)
+            for part in completion.given:
                 mask[part.start : part.stop] = [0] * len(part)
             masks.append(mask)
-            ids.append(list(one.completion_ids))
-            values.append(list(one.log_probabilities or ()))
+            ids.append(list(completion.completion_ids))
+            values.append(list(completion.log_probabilities or ()))
         messages = [conversation.messages for conversation in self._found]
         images: list[list[Any]] = [[] for _ in ids]
-        found = masks, messages, ids, values, self.calls, self.failures, images
+        columns = masks, messages, ids, values, self.calls, self.failures, images
         # TRL's own loop would draw the turns with its own generation.
-        self._trainer._tool_call_loop = lambda *_: found
+        self._trainer._tool_call_loop = lambda *_: columns
         firsts = [conversation.first for conversation in self._found]
         return (
-            [each[:first] for each, first in zip(ids, firsts, strict=True)],
-            [each[:first] for each, first in zip(values, firsts, strict=True)],
+            [tokens[:first] for tokens, first in zip(ids, firsts, strict=True)],
+            [tokens[:first] for tokens, first in zip(values, firsts, strict=True)],
         )
 
     def _parsed(self, position: int, before: Sequence[int], turn: list[int]) -> dict[str, Any]:
@@ -120,8 +120,8 @@ class ToolTurns:
         ]
         results += [(name, self._outcome(future)) for name, future in later]
         messages = [
-            {"role": "tool", "name": name, "content": each if isinstance(each, list) else str(each)}
-            for name, each in results
+            {"role": "tool", "name": name, "content": result if isinstance(result, list) else str(result)}
+            for name, result in results
         ]
         with self._lock:
             suffix = list(trainer._get_tool_suffix_ids(messages))

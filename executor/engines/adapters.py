@@ -68,16 +68,16 @@ class Adapter:
             why = next(iter(str(error).splitlines()), type(error).__name__)
             raise InputError(f"cannot be read ({why})", file=path / _WEIGHTS, hint="Copy it again.") from None
         for key, value in weights.items():
-            named = _FACTOR.fullmatch(key)
-            if named is None:
+            match = _FACTOR.fullmatch(key)
+            if match is None:
                 what = f"{key!r} is not a factor of a linear layer"
                 raise InputError(what, file=path / _WEIGHTS, hint="Merge the adapter into its model.")
-            pairs.setdefault(named[1], {})[named[2]] = value
+            pairs.setdefault(match[1], {})[match[2]] = value
         transposed = bool(settings.get("fan_in_fan_out"))
         adapter = cls(
             {
-                name: (one["A"], one["B"], _scale(settings, name, len(one["A"])))
-                for name, one in pairs.items()
+                name: (weight["A"], weight["B"], _scale(settings, name, len(weight["A"])))
+                for name, weight in pairs.items()
             },
             transposed,
         )

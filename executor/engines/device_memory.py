@@ -44,8 +44,8 @@ def token_bytes_of(model: Any, tier: Tier) -> float:
     """Return the bytes of a token's KV cache, measured on a batch."""
     batch = tier.batch(model, 1, _MEASURED_TOKENS)
     batch.prefill([0], [[0]])
-    held = batch.take(0)
-    return sum(part.nbytes for part in (*held.keys, *held.values)) / held.tokens
+    state = batch.take(0)
+    return sum(part.nbytes for part in (*state.keys, *state.values)) / state.tokens
 
 
 @functools.cache

@@ -27,8 +27,8 @@ def greedy_shortfall(model: Any, prompt: Sequence[int], answer: Sequence[int]) -
     shortfall of a greedy completion is zero, or so small that rounding decides: then another computation may
     rightly differ.
     """
-    own, largest, deviation = _alone(model, prompt, answer)
-    shortfall: NDArray[np.float64] = (largest - own) / deviation
+    scores, largest, deviation = _alone(model, prompt, answer)
+    shortfall: NDArray[np.float64] = (largest - scores) / deviation
     return shortfall
 
 
@@ -38,8 +38,8 @@ def _alone(model: Any, prompt: Sequence[int], answer: Sequence[int]) -> NDArray[
 
     with torch.inference_mode():
         logits = _logits(model, [*prompt, *answer])[len(prompt) - 1 : -1].double()
-        own = logits[range(len(answer)), list(answer)]
-        figures: NDArray[np.float64] = torch.stack([own, logits.amax(1), logits.std(1)]).cpu().numpy()
+        scores = logits[range(len(answer)), list(answer)]
+        figures: NDArray[np.float64] = torch.stack([scores, logits.amax(1), logits.std(1)]).cpu().numpy()
     return figures
 
 
@@ -62,14 +62,14 @@ def _computed_in(model: Any) -> Any:
     head = model.get_output_embeddings()
     if head is None:
         return model.dtype
-    seen: list[Any] = []
-    handle = head.register_forward_hook(lambda _, __, output: seen.append(output.dtype))
+    formats: list[Any] = []
+    handle = head.register_forward_hook(lambda _, __, output: formats.append(output.dtype))
     try:
         _logits(model, [0])
     finally:
         handle.remove()
     # Some forward calls compute the logits without calling the module.
-    return seen[0] if seen else model.dtype
+    return formats[0] if formats else model.dtype
 
 
 def check_tier(model: Any, tier: type[RunningBatch], *, alone: Any = None, seed: int = 0) -> None:
@@ -91,11 +91,14 @@ def check_tier(model: Any, tier: type[RunningBatch], *, alone: Any = None, seed:
         reason = f"it fails on the {tier.tier} tier ({type(error).__name__}: {what})"
         raise UnsupportedModelError(model.config.model_type, reason, _MEND) from error
     tie, errors = near_tie(model), []
-    for request, (answer, given) in served.items():
-        own, largest, deviation = _alone(model if alone is None else alone, prompts[request], answer)
+    for request, (answer, completion_of) in served.items():
+        scores, largest, deviation = _alone(model if alone is None else alone, prompts[request], answer)
         # Logits are compared as well: a tiny model may choose the right token for the wrong reasons. Some
         # models compute parts in float32 whatever their format, so they agree to its precision at best.
-        errors += [(largest - own) / deviation / tie, np.abs(own - given) / deviation / max(tie, _LOGIT_TIE)]
+        errors += [
+            (largest - scores) / deviation / tie,
+            np.abs(scores - completion_of) / deviation / max(tie, _LOGIT_TIE),
+        ]
     worst = float(np.concatenate(errors).max())
     # Written so that NaN is refused as well.
     if not worst <= 1.0:

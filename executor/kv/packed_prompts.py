@@ -103,16 +103,16 @@ class PackedAttention:
             )
         for part in self._long:
             tokens, held = slice(part.begin, part.begin + part.tokens), part.offset + part.tokens
-            own = [call.key[:, :, tokens], call.value[:, :, tokens]]
+            new_states = [call.key[:, :, tokens], call.value[:, :, tokens]]
             if part.offset:
                 pages = store.pages_of(part.row, held)
-                own = [
+                new_states = [
                     buffer.index_select(0, pages).transpose(0, 1)[None].to(query.dtype)
                     for buffer in store.attending.buffers
                 ]
             output[:, tokens] = attend_from_latest(
                 query[:, :, tokens],
-                *own,
+                *new_states,
                 window=window,
                 scale=call.scaling,
             )

@@ -145,13 +145,15 @@ class RaggedBatch(RunningBatch):
                     done.append(index)
                     last.append(len(ids) - (offset + tokens - position))
             packed = torch.tensor([ids, positions, places], device=device)
-            asked = torch.tensor([[0] * len(last), last] if last else [[0], [0]], device=device).unbind()
+            indices = torch.tensor([[0] * len(last), last] if last else [[0], [0]], device=device).unbind()
             store.segments = segments
             store.begin_steps(packed[1], packed[2])
             self._prompts.begin()
             try:
                 with self._decoding():
-                    logits = self._decoder.forward(store, packed[:1], packed[1:2], last=(asked[0], asked[1]))
+                    logits = self._decoder.forward(
+                        store, packed[:1], packed[1:2], last=(indices[0], indices[1])
+                    )
             finally:
                 store.segments = ()
                 for part in segments:

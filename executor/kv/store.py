@@ -138,7 +138,7 @@ def untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.de
         return torch.zeros(shape, dtype=dtype, device=device)
     # Torch writes every zero, and calloc those in memory that was used before.
     try:
-        held = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"no memory for {size} bytes of KV cache") from error
-    return torch.frombuffer(held, dtype=dtype).view(shape)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)

@@ -190,9 +190,9 @@ class _Rules:
         scaled = scaled / temperature.where(temperature > 0, 1.0).clamp(LEAST_TEMPERATURE).to(scaled.dtype)
         if self.most_kept:
             best = scaled.topk(self.most_kept, dim=-1).values
-            kept = self.top_k[row, None]
-            least = best.gather(-1, (kept - 1).clamp_(min=0)).where(kept > 0, -torch.inf)
-            scaled = scaled.masked_fill(scaled < least, -torch.inf)
+            top_k = self.top_k[row, None]
+            smallest = best.gather(-1, (top_k - 1).clamp_(min=0)).where(top_k > 0, -torch.inf)
+            scaled = scaled.masked_fill(scaled < smallest, -torch.inf)
         weights = scaled.softmax(dim=-1)
         if self.cut_mass:
             weights = likely_mass(weights, self.top_p[row, None])

@@ -103,12 +103,12 @@ class Recorder:
 
         kinds = {mode == "processed" for mode in self.modes.values()}
         told = [self._scores(kind, logits, weights, streams) for kind in sorted(kinds, reverse=True)]
-        own = self._of_rows(streams)[0] if len(told) > 1 else None
+        row_scores = self._of_rows(streams)[0] if len(told) > 1 else None
 
         def of_mode(found: list[torch.Tensor]) -> torch.Tensor:
-            if own is None:
+            if row_scores is None:
                 return found[0]
-            return found[0].where(own.view(-1, *[1] * (found[0].dim() - 1)), found[1])
+            return found[0].where(row_scores.view(-1, *[1] * (found[0].dim() - 1)), found[1])
 
         # Only requested logarithms are computed: the whole vocabulary's cost as much as the choice.
         values = [of_mode([log(scores.gather(-1, chosen[:, None]))[:, 0] for scores, log in told])]
@@ -135,8 +135,8 @@ class Recorder:
         """
         if not self._ring:
             # A prefill has stored some before.
-            held, device = self._shape[0]
-            self._ring.append(_Ring.of(held, rows, decode_steps, device))
+            logits, device = self._shape[0]
+            self._ring.append(_Ring.of(logits, rows, decode_steps, device))
         ring = self._ring[0]
         ring.active = True
         try:
@@ -157,9 +157,9 @@ class Recorder:
         scores = computable(logits)
         if self.temperatures:
             scores = scores / self._of_rows(streams)[1][:, None].to(scores.dtype)
-        most = scores.amax(dim=-1, keepdim=True)
-        sums = (scores - most).exp_().sum(dim=-1, keepdim=True, dtype=torch.float64)
-        total = sums.log() + most
+        largest = scores.amax(dim=-1, keepdim=True)
+        sums = (scores - largest).exp_().sum(dim=-1, keepdim=True, dtype=torch.float64)
+        total = sums.log() + largest
         return scores, lambda some: some.double() - total
 
     def _of_rows(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -178,9 +178,9 @@ class Recorder:
                     device=device,
                 ),
             )
-        own, processed, temperatures = self._on_device[device]
+        streams_of_rows, processed, temperatures = self._on_device[device]
         # Rows without a recorded request have some other stream; their entries are never read.
-        row = torch.searchsorted(own, streams).clamp_(max=len(own) - 1)
+        row = torch.searchsorted(streams_of_rows, streams).clamp_(max=len(streams_of_rows) - 1)
         return processed[row], temperatures[row]
 
     def read(

@@ -141,8 +141,8 @@ class Sampler:
 
         scaled = computable(logits) / max(self.temperature, LEAST_TEMPERATURE)
         if 0 < self.top_k < scaled.shape[-1]:
-            least = scaled.topk(self.top_k, dim=-1).values[:, -1:]
-            scaled = scaled.masked_fill(scaled < least, -torch.inf)
+            smallest = scaled.topk(self.top_k, dim=-1).values[:, -1:]
+            scaled = scaled.masked_fill(scaled < smallest, -torch.inf)
         weights = scaled.softmax(dim=-1)
         if self.top_p < 1.0:
             weights = likely_mass(weights, self.top_p)
@@ -176,8 +176,8 @@ def likely_mass(weights: torch.Tensor, share: torch.Tensor | float) -> torch.Ten
         if bool((lacking if limited is None else lacking & limited).any()):
             ordered, order = weights.sort(descending=True)
     before = ordered.cumsum(dim=-1, dtype=torch.float64) - ordered
-    kept = torch.zeros_like(weights).scatter(-1, order, ordered.masked_fill(before >= share, 0.0))
-    return kept if limited is None else kept.where(limited, weights)
+    mass = torch.zeros_like(weights).scatter(-1, order, ordered.masked_fill(before >= share, 0.0))
+    return mass if limited is None else mass.where(limited, weights)
 
 
 def likely_enough(weights: torch.Tensor, share: torch.Tensor | float) -> torch.Tensor:
@@ -208,12 +208,12 @@ def drawn(weights: torch.Tensor, streams: torch.Tensor, indices: torch.Tensor) -
     block = torch.searchsorted(before, threshold, right=True)
     within = blocks.gather(1, block[..., None].expand(-1, -1, _BLOCK))[:, 0]
     cumulated = within.cumsum(dim=-1, dtype=torch.float64)
-    left = threshold - (before - sums).gather(-1, block)
+    rest = threshold - (before - sums).gather(-1, block)
     # Block sums in the weights' type may exceed those in float64 by their rounding.
-    left = left.minimum(cumulated[:, -1:] * (1 - STEP))
-    at = torch.searchsorted(cumulated, left, right=True)
-    found: torch.Tensor = at.add(block, alpha=_BLOCK)[:, 0]
-    return found
+    rest = rest.minimum(cumulated[:, -1:] * (1 - STEP))
+    at = torch.searchsorted(cumulated, rest, right=True)
+    tokens: torch.Tensor = at.add(block, alpha=_BLOCK)[:, 0]
+    return tokens
 
 
 def _uniform_whole(streams: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:

@@ -132,11 +132,11 @@ class EncoderPredictor:
         return np.concatenate(rows)
 
     def _inputs(self, prompts: Sequence[str]) -> Any:
-        most = self._most_tokens
-        found = self.tokenizer(
-            list(prompts), padding=True, truncation=True, max_length=most, return_tensors="pt"
+        limit = self._most_tokens
+        encoded = self.tokenizer(
+            list(prompts), padding=True, truncation=True, max_length=limit, return_tensors="pt"
         )
-        return found.to(self.model.device)
+        return encoded.to(self.model.device)
 
     @property
     def _most_tokens(self) -> int:

@@ -112,9 +112,9 @@ class QuantilePredictor:
         except Exception as error:  # what a damaged archive may raise shares no base of its own
             raise ValueError(f"{_FILE}: {error}") from error
         kinds = (TfidfVectorizer, Ridge, *[HistGradientBoostingRegressor] * len(LEVELS))
-        found = (words, mean, *quantiles)
-        if len(found) != len(kinds) or any(
-            type(one) is not kind for one, kind in zip(found, kinds, strict=True)
+        parts = (words, mean, *quantiles)
+        if len(parts) != len(kinds) or any(
+            type(part) is not kind for part, kind in zip(parts, kinds, strict=True)
         ):
             raise ValueError(f"{_FILE}: holds no quantile predictor")
         features = len(prompt_features([""])[0]) + 1

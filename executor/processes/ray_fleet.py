@@ -244,13 +244,15 @@ class _Serving:
         """Count dead replicas without open reports as lost."""
         import ray
 
-        asked = {actor.pid.remote(): k for k, actor in enumerate(self._actors) if k not in self._lost}
-        answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=LAST_WORD) if asked else ([], [])
+        pending = {actor.pid.remote(): k for k, actor in enumerate(self._actors) if k not in self._lost}
+        answered, _ = (
+            ray.wait(list(pending), num_returns=len(pending), timeout=LAST_WORD) if pending else ([], [])
+        )
         for reply in answered:
             try:
                 ray.get(reply)
             except ray.exceptions.RayActorError as error:
-                self._count_as_lost(asked[reply], _why(error))
+                self._count_as_lost(pending[reply], _why(error))
 
     def _give_up_the_hung(self) -> None:
         import ray
@@ -350,9 +352,9 @@ class _Serving:
         self._held[k] = set()
         _LOG.warning("replica %d died (%s); %d of its requests go elsewhere", k, why, len(self._orphans))
         busy = set(self._streams.values())
-        for other in range(len(self._actors)):
-            if other not in busy and other not in self._lost:
-                self._start(other)
+        for replica in range(len(self._actors)):
+            if replica not in busy and replica not in self._lost:
+                self._start(replica)
 
     def _start(self, k: int) -> None:
         """Give an idle replica a share of requests."""
@@ -389,9 +391,9 @@ class _Serving:
     def _take_over(self, thief: int) -> set[int]:
         import ray
 
-        others = [k for k in set(self._streams.values()) if k != thief and k not in self._lost]
-        others.sort(key=lambda k: -sum(int(self._decode_steps[i]) for i in self._held[k]))
-        for victim in others:
+        donors = [k for k in set(self._streams.values()) if k != thief and k not in self._lost]
+        donors.sort(key=lambda k: -sum(int(self._decode_steps[i]) for i in self._held[k]))
+        for victim in donors:
             try:
                 released = ray.get(self._actors[victim].release.remote(), timeout=LAST_WORD)
             except ray.exceptions.GetTimeoutError:
@@ -408,5 +410,5 @@ class _Serving:
 
 def _why(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
-    told = lines[-1].strip() if lines else ""
-    return f"{type(error).__name__}: {told}" if told else type(error).__name__
+    reason = lines[-1].strip() if lines else ""
+    return f"{type(error).__name__}: {reason}" if reason else type(error).__name__

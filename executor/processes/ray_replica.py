@@ -87,9 +87,9 @@ class ReplicaActor:
         while not ended:
             batch = [events.get()]
             until = time.monotonic() + _QUIET
-            while not _is_last(batch[-1]) and (left := until - time.monotonic()) > 0:
+            while not _is_last(batch[-1]) and (seconds_left := until - time.monotonic()) > 0:
                 try:
-                    batch.append(events.get(timeout=left))
+                    batch.append(events.get(timeout=seconds_left))
                 except queue.Empty:
                     break
             *before, last = batch

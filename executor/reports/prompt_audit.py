@@ -108,8 +108,8 @@ def _simulated(
         FILE_ORDER: forecast.of(FILE_ORDER, file),
         SENT: forecast.of(SENT, np.arange(len(tree))),
     }
-    others = baseline_orders(tree, output) | tree_orders(tree, output, limits.kv_tokens)
-    for name, order in others.items():
+    orders = baseline_orders(tree, output) | tree_orders(tree, output, limits.kv_tokens)
+    for name, order in orders.items():
         if len(outlooks) >= max(3, _MOST // len(tree)):
             break
         if name != FILE_ORDER:

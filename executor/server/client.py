@@ -92,15 +92,15 @@ class ServerClient:
         opened = [self._new() for _ in range(count - len(self._idle))]
         self._idle += reversed(opened)
         for first in range(0, len(opened), _OPENED):
-            pages = [self._page(_MODELS, 10.0, one) for one in opened[first : first + _OPENED]]
+            pages = [self._page(_MODELS, 10.0, connection) for connection in opened[first : first + _OPENED]]
             if any(isinstance(page, str) for page in await asyncio.gather(*pages)):
                 return
 
     async def text(self, path: str, timeout: float = 10.0) -> str | None:
         """Return the text at a path, or None if missing or late."""
         response = await self._get(path, timeout)
-        found = isinstance(response, Response) and response.status == 200
-        return response.text if found and isinstance(response, Response) else None
+        is_ok = isinstance(response, Response) and response.status == 200
+        return response.text if is_ok and isinstance(response, Response) else None
 
     async def ask(self, path: str, body: bytes, timeout: float = 60.0) -> Any:
         """Return the JSON that a path replies to a body; None for an error or no reply."""
@@ -231,7 +231,7 @@ def ignored_field(request: Sent, body: Mapping[str, Any]) -> str | None:
     if not request.logprobs:
         return None
     shown = [choice.get("logprobs") for choice in choices if isinstance(choice, Mapping)]
-    return "logprobs" if any(one is None for one in shown) else None
+    return "logprobs" if any(entry is None for entry in shown) else None
 
 
 def _reply(request: Sent, response: Response) -> Reply:
@@ -379,8 +379,8 @@ def _says(choice: object, chat: bool) -> bool:
     """
     if not isinstance(choice, Mapping):
         return False
-    said = choice.get("message" if chat else "text")
-    return isinstance(said, Mapping) and bool(said) if chat else said is not None
+    message = choice.get("message" if chat else "text")
+    return isinstance(message, Mapping) and bool(message) if chat else message is not None
 
 
 def _message(body: Mapping[str, Any]) -> str:

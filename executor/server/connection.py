@@ -208,8 +208,8 @@ class Connection:
         try:
             # A payload spares aiohttp the search for the body's type.
             data = None if body is None else aiohttp.BytesPayload(body)
-            asked = self._session.request(method, url, data=data, allow_redirects=False, timeout=limits)
-            async with asked as reply:
+            request = self._session.request(method, url, data=data, allow_redirects=False, timeout=limits)
+            async with request as reply:
                 self.asked += 1
                 assert isinstance(reply, _Tied)
                 self._held = reply.held
@@ -244,9 +244,11 @@ class Connection:
 
     def _usable(self, now: float) -> bool:
         """Return whether the connection is open, fresh and empty."""
-        held = self._held
+        connections = self._held
         fresh = now <= self._used_at + _KEEP_SECONDS
-        return held is not None and fresh and held.is_connected() and not held.should_close
+        return (
+            connections is not None and fresh and connections.is_connected() and not connections.should_close
+        )
 
 
 @lru_cache(64)

@@ -90,8 +90,8 @@ class _Server:
             return False
         if self.flying == 0:
             return True
-        most = self.spare if self._queue_is_short(weight) else self.most
-        return not self.alone and self.held + weight <= most
+        limit = self.spare if self._queue_is_short(weight) else self.most
+        return not self.alone and self.held + weight <= limit
 
     def _queue_is_short(self, weight: int) -> bool:
         """Return whether the queue could run empty before a new request."""
@@ -125,10 +125,10 @@ class _Lane:
 
     def drop(self, among: npt.NDArray[np.bool_]) -> int:
         """Leave out all requests among some; return how many they were."""
-        left = np.asarray(self._left)
-        kept = left[~among[left]]
-        self._left = kept.data
-        return len(left) - len(kept)
+        waiting = np.asarray(self._left)
+        rest = waiting[~among[waiting]]
+        self._left = rest.data
+        return len(waiting) - len(rest)
 
 
 class Dispatch:
@@ -215,7 +215,7 @@ class Dispatch:
         while self._later and self._later[0][0] <= now:
             _, rank, request = heapq.heappop(self._later)
             heapq.heappush(self._again, (rank, request))
-        found = []
+        pairs = []
         while (pair := self._next_pair(now)) is not None:
             first, k = pair
             choices = self._choices[first]
@@ -229,8 +229,8 @@ class Dispatch:
             server.flying += 1
             server.sequences += choices
             server.queue.add(first, choices, self._tokens[first] or _LONG * choices, now)
-            found.append((first, k))
-        return found
+            pairs.append((first, k))
+        return pairs
 
     def wakes_at(self, now: float) -> float | None:
         """Return the time of the next action without a reply, or None."""
@@ -287,8 +287,8 @@ class Dispatch:
         trusted = server.completed or (running or 0) >= server.sequences
         weight = self._weight[self._choices[first]]
         if trusted and server.held + weight > server.most:
-            most = min(server.ever, server.most + self._step)
-            server.most, server.completed = most, server.completed and most == server.most
+            largest = min(server.ever, server.most + self._step)
+            server.most, server.completed = largest, server.completed and largest == server.most
 
     def down(self, k: int) -> bool:
         """Return whether a server counts as unreachable."""
@@ -312,7 +312,7 @@ class Dispatch:
     def running(self, now: float) -> dict[int, float]:
         """Return the seconds that each running request has run."""
         running = [server.queue.running_since for server in self._servers]
-        return {request: now - since for one in running for request, since in one.items()}
+        return {request: now - since for since_of in running for request, since in since_of.items()}
 
     @property
     def given_up_at(self) -> float | None:
@@ -344,9 +344,9 @@ class Dispatch:
         """Return the lane that a server takes its next request from, and whether from its end."""
         if len(self._lanes) == 1:
             return self._lanes[0], False
-        own = self._lanes[k]
-        if len(own) or not self._is_idle(k):
-            return own, False
+        lane = self._lanes[k]
+        if len(lane) or not self._is_idle(k):
+            return lane, False
         return max(self._lanes, key=len), True
 
     def _is_idle(self, k: int) -> bool:
@@ -364,14 +364,14 @@ class Dispatch:
 
     def _next_pair(self, now: float) -> tuple[int, int] | None:
         """Return the next request, and the server with the fewest completions that takes it, or None."""
-        found: tuple[int, int] | None = None
+        pair: tuple[int, int] | None = None
         for k, server in enumerate(self._servers):
             first = self._first(k)
-            if first is None or (found is not None and server.held >= self._servers[found[1]].held):
+            if first is None or (pair is not None and server.held >= self._servers[pair[1]].held):
                 continue
             if server.takes(self._weight[self._choices[first]], now):
-                found = first, k
-        return found
+                pair = first, k
+        return pair
 
     @property
     def _out(self) -> bool:
@@ -419,8 +419,10 @@ class Dispatch:
         if len(alike) < self._patience.alike_requests:
             return
         endpoint, model = self._kinds[kind]
-        named = "" if model is None else f" of model {model!r}"
-        self._dropped[kind] = f"requests{named} to {endpoint} are all refused: {reply.message}. {reply.mend}"
+        of_model = "" if model is None else f" of model {model!r}"
+        self._dropped[kind] = (
+            f"requests{of_model} to {endpoint} are all refused: {reply.message}. {reply.mend}"
+        )
         self._drop(kind)
 
     def _drop(self, kind: int) -> None:

@@ -55,8 +55,8 @@ def kept_rows(
         if done[place]:
             endings.add(batch_completions([line]))
     if changed:
-        others = f" and {len(changed) - 1} others" if len(changed) > 1 else ""
-        message = f"row {shown(changed[0])}{others} had another body when it was finished"
+        and_others = f" and {len(changed) - 1} others" if len(changed) > 1 else ""
+        message = f"row {shown(changed[0])}{and_others} had another body when it was finished"
         hint = "Give a changed row a new custom_id, name another output, or say --overwrite."
         raise InputError(message, file=file, hint=hint)
     return KeptRows(done, frozenset(failed), endings)

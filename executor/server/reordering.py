@@ -88,8 +88,8 @@ class ByKinds:
     def __init__(
         self, batch: ServerBatch, order: Sequence[int] | IntArray, kind: IntArray, slots: int, seed: int
     ) -> None:
-        given = np.asarray(order, dtype=np.int64)
-        self._kinds = LearntKinds(given, kind, batch.caps, slots, seed=seed)
+        order_given = np.asarray(order, dtype=np.int64)
+        self._kinds = LearntKinds(order_given, kind, batch.caps, slots, seed=seed)
         self.given, self._caps = self._kinds.given, batch.caps
         self._gone, self._ended = np.zeros(len(kind), dtype=np.bool_), np.zeros(len(kind), dtype=np.bool_)
         self._reached = np.zeros(len(kind), dtype=np.int64)

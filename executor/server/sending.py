@@ -156,8 +156,8 @@ class Sender:
             if not due:
                 self._changed.set()
                 return
-            (request, k), *others = due
-            self._start_all(others)
+            (request, k), *rest = due
+            self._start_all(rest)
 
     def _report(self) -> None:
         served, self._served = self._served, []
@@ -184,8 +184,8 @@ class Sender:
         def tell(seconds: float) -> None:
             nonlocal told
             end = self._dispatch.given_up_at
-            left = None if end is None else max(0.0, end - loop.time())
-            self._on_outage(Outage(k, loop.time() - since, attempts, left))
+            seconds_left = None if end is None else max(0.0, end - loop.time())
+            self._on_outage(Outage(k, loop.time() - since, attempts, seconds_left))
             told = loop.call_later(10 * seconds, tell, 10 * seconds)
 
         told = loop.call_later(self._patience.outage_told_seconds, tell, self._patience.outage_told_seconds)

@@ -202,12 +202,12 @@ class ServingEngine:
         positions: list[int] = []
         parts, drawing, last = [], [], []
         for request, tokens in rows.items():
-            held = int(work.held[request])
+            kv_tokens = int(work.held[request])
             known = [*self._prompts[request], *self.answers[request]]
-            parts.append(Row(len(ids), tokens, held, self._ledger.spans(request, 0, held)))
-            ids += known[held - tokens : held]
-            positions += range(held - tokens, held)
-            if held == len(known):
+            parts.append(Row(len(ids), tokens, kv_tokens, self._ledger.spans(request, 0, kv_tokens)))
+            ids += known[kv_tokens - tokens : kv_tokens]
+            positions += range(kv_tokens - tokens, kv_tokens)
+            if kv_tokens == len(known):
                 drawing.append(request)
                 last.append(len(ids) - 1)
         device = self._decoder.device

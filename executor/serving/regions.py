@@ -47,29 +47,29 @@ class PlacedLedger(KvLedger):
 
     def spans(self, request: int, first: int, last: int) -> tuple[Span, ...]:
         """Return the places of some of a request's tokens, in order."""
-        own, tokens = self._at.get(request, ()), self.block_tokens
-        mine = len(own) * tokens
-        found: list[Span] = []
+        pages, tokens = self._at.get(request, ()), self.block_tokens
+        mine = len(pages) * tokens
+        spans: list[Span] = []
         for at in range(first // tokens, -(-min(last, mine) // tokens)):
             begin = max(first - at * tokens, 0)
-            _extend(found, own[at] * tokens + begin, own[at] * tokens + min(last - at * tokens, tokens))
+            _extend(spans, pages[at] * tokens + begin, pages[at] * tokens + min(last - at * tokens, tokens))
         for loan in self.loans.get(request, ()):
             inner = (max(first - mine, 0), min(last - mine, loan.tokens))
             if inner[0] < inner[1]:
                 for begin, end in self.spans(loan.host, loan.start + inner[0], loan.start + inner[1]):
-                    _extend(found, begin, end)
+                    _extend(spans, begin, end)
             mine += loan.tokens
-        return tuple(found)
+        return tuple(spans)
 
     def _pages(self, request: int) -> list[int]:
-        own = list(self._at.get(request, ()))
+        pages = list(self._at.get(request, ()))
         taken = {block for blocks in self._at.values() for block in blocks}
         free = (block for block in range(self.blocks) if block not in taken)
-        return own + [next(free) for _ in range(self.own[request] - len(own))]
+        return pages + [next(free) for _ in range(self.own[request] - len(pages))]
 
     def _region(self, request: int) -> range:
         now, size = self._at.get(request, range(0)), self.own[request]
-        others = {other: blocks for other, blocks in self._at.items() if other != request}
+        others = {neighbour: blocks for neighbour, blocks in self._at.items() if neighbour != request}
         bounds = sorted((blocks[0], blocks[-1] + 1) for blocks in others.values())
         edges = [(0, 0), *bounds, (self.blocks, self.blocks)]
         gaps = [(begin, end) for (_, begin), (end, _) in pairwise(edges) if end - begin >= size]
@@ -80,8 +80,8 @@ class PlacedLedger(KvLedger):
             return range(begin, begin + size)
         self.compactions += 1
         at = 0
-        for other, blocks in sorted(others.items(), key=lambda item: item[1][0]):
-            self._at[other] = range(at, at + len(blocks))
+        for neighbour, blocks in sorted(others.items(), key=lambda item: item[1][0]):
+            self._at[neighbour] = range(at, at + len(blocks))
             at += len(blocks)
         return range(at, at + size)
 
