@@ -32,7 +32,6 @@ from .solvers.backends.linear import BackendError
 from .solvers.result import Limits
 from .solvers.search.core.compiled import compiled_core
 from .solvers.search.params import SearchParams
-from .solvers.search.stages.rounding import can_round
 from .solvers.slot_choice import SlotTrial, choose_slots
 from .solvers.solve import DEFAULT_SOLVER
 
@@ -145,8 +144,6 @@ def _read(options: PlanOptions) -> Inputs:
         note("arrival times are ignored: a plan has every request at the start")
     if options.tokenizer is None and options.model is None and inputs.job.records:
         note("such a plan runs on no model with a tokenizer of its own: plan with --model MODEL to run it")
-    if options.solver == DEFAULT_SOLVER and not can_round():
-        note("OR-Tools is not installed: the search does not round flows (pip install 'batchbound[solvers]')")
     return inputs
 
 
