@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from typing import Literal
 
@@ -25,7 +26,7 @@ from ..heuristics.registry import POLICIES, policy_named
 from ..models.bounds.fleet import StepBy, fleet_bound, request_costs, step_shares
 from ..models.bounds.fleet_partition import Ends, least_loaded, spread_groups
 from .result import Limits, Status, StoppedBy
-from .search.baselines import baselines
+from .search.baselines import SCARCE, baselines
 from .search.constructive import ski_rental_schedule
 from .search.incumbent import BETTER
 from .search.params import SearchParams
@@ -50,6 +51,9 @@ RULES = ("lpt-ski", "lpt", "fcfs", "fcfs-ski", "packing-algorithm1")
 
 RULES_SECONDS, RULES_SHARE = 0.1, 0.2
 """Seconds kept for the rules after the search, and their largest share of the limit."""
+
+SCARCE_SECONDS = 0.3
+"""Seconds kept for the rules where memory can run out."""
 
 BOUND_SHARE = 0.1
 """Share of the limit for the bound."""
@@ -88,6 +92,7 @@ class FleetResult:
     makespan: Seconds until the last replica is done.
     bound: Lower bound of the whole fleet.
     seconds: Wall-clock seconds spent.
+    message: Built-in rules that there was no time for; empty for none.
     """
 
     status: Status
@@ -96,6 +101,7 @@ class FleetResult:
     makespan: float
     bound: Bound
     seconds: float
+    message: str = ""
 
     @property
     def gap(self) -> float | None:
@@ -149,6 +155,7 @@ def plan_fleet(
         makespan,
         bound,
         time.perf_counter() - search.began,
+        search.untried(),
     )
 
 
@@ -196,6 +203,7 @@ class _FleetSearch:
         self._shares: list[_Share] = []
         self._fixed = False
         self._levels = True
+        self._tried = set[str]()
 
     @property
     def left(self) -> float:
@@ -214,7 +222,13 @@ class _FleetSearch:
         return BOUND_SHARE * (self._limits.seconds or 0.0) if len(self._fleet) <= MOST_SIMULATED else 0.0
 
     def _for_rules(self, seconds: float) -> float:
-        return min(RULES_SECONDS, RULES_SHARE * seconds) if self._tries_rules else 0.0
+        most = SCARCE_SECONDS if self._is_scarce else RULES_SECONDS
+        return min(most, RULES_SHARE * seconds) if self._tries_rules else 0.0
+
+    @cached_property
+    def _is_scarce(self) -> bool:
+        """True if the memory of a replica can run out: rules are then often best."""
+        return any(self._fleet.problem(k).memory_can_run_out for k in range(len(self._kind_of)))
 
     @property
     def _tries_rules(self) -> bool:
@@ -275,12 +289,28 @@ class _FleetSearch:
             if time.perf_counter() >= end:
                 return
             shares = self._simulated(*rule, end)
+            if time.perf_counter() < end:
+                self._tried.add(rule[0])
             if shares is not None and _latest(shares) < _latest(self._shares) - BETTER:
                 self._shares = shares
 
+    def untried(self) -> str:
+        """Return a remark on the built-in rules that were not simulated; empty if all were."""
+        names = dict.fromkeys((*RULES, *POLICIES))
+        left = len(names) - len(self._tried)
+        if not left or self._groups is not None or self._fixed or not 1 < len(self._busy) <= len(self._fleet):
+            return ""
+        return f"no time for {left} of {len(names)} built-in rules"
+
     def _rules(self) -> Iterator[tuple[str, IntArray]]:
         dispatched = list(self._dispatched())
-        yield from product(dict.fromkeys((*RULES, *POLICIES)), dispatched)
+        names = dict.fromkeys((*RULES, *POLICIES))
+        if self._is_scarce:
+            # All rules as a user would simulate them come first.
+            names = dict.fromkeys((*SCARCE, *names))
+            yield from product(names, dispatched[:1])
+            dispatched = dispatched[1:]
+        yield from product(names, dispatched)
 
     def _dispatched(self) -> Iterator[IntArray]:
         met = set[bytes]()

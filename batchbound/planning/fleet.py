@@ -99,7 +99,9 @@ def _planned(fleet: Fleet, groups: Groups, rule: str | None, limits: Limits, pro
     if violation is not None:
         raise PlanningError(f"the fleet's schedule broke a rule: {violation}")
     seconds = limits.noted(result.seconds)
-    maker = Maker("fleet", __version__, result.status, result.stopped_by, seconds, limits.seed)
+    maker = Maker(
+        "fleet", __version__, result.status, result.stopped_by, seconds, limits.seed, result.message
+    )
     plan = Plan(fleet, result.schedule, result.makespan, result.bound, maker, groups, provenance)
     return following_plan(plan, until=None if limits.seconds is None else begun + limits.seconds)
 
