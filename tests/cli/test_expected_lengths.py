@@ -123,4 +123,4 @@ def test_the_run_of_prompts_that_share_a_beginning_is_verified_with_what_was_com
     assert main(["verify", "answers.plan.json", "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert "common beginnings once" in figures["bound_source"]
-    assert 0 < figures["bound_s"] <= figures["makespan_s"]
+    assert 0 < figures["bound_s"] <= figures["makespan_s"] * (1 + 1e-9)
