@@ -289,7 +289,8 @@ class _Log:
         """Note an outcome, with its tokens of prompt and completion."""
         answered = one.reply.kind is Kind.ANSWERED
         if answered and self._batch.choices[one.request] > 1:
-            self._lengths[one.request] = lengths_of(one.reply.body, usage[1])
+            cap = int(self._batch.caps[one.request])
+            self._lengths[one.request] = lengths_of(one.reply.body, usage[1], cap)
         self._numbers.extend((one.request, one.server, not answered, *usage))
         self._times.extend((one.sent, one.finished))
 
@@ -381,15 +382,25 @@ def usage_of(body: Mapping[str, Any] | None) -> tuple[int, int]:
     return prompt, completion
 
 
-def lengths_of(body: Mapping[str, Any] | None, tokens: int) -> tuple[int, ...]:
-    """Return the tokens of each completion, estimated by its share of the text."""
+def lengths_of(body: Mapping[str, Any] | None, tokens: int, cap: int = 0) -> tuple[int, ...]:
+    """Return the tokens of each completion, estimated by its share of the text.
+
+    Those that were cut have ``cap`` tokens, the most of each; 0 if unknown.
+    """
     choices = None if body is None else body.get("choices")
     if not isinstance(choices, list) or not all(isinstance(one, dict) for one in choices):
         return ()
     size = np.array([1 + _written(one.get("message") or {"text": one.get("text")}) for one in choices])
-    # Rounded sums keep the total.
-    ends = np.round(np.cumsum(size) * (tokens / size.sum()))
-    return tuple(np.diff(ends, prepend=0.0).astype(np.int64).tolist())
+    cut = np.array([cap > 0 and one.get("finish_reason") == "length" for one in choices])
+    left = tokens - cap * int(cut.sum())
+    if left < int((~cut).sum()):
+        cut[:], left = False, tokens  # the counts contradict each other
+    lengths = np.where(cut, cap, 0)
+    if not cut.all():
+        # Rounded sums keep the total.
+        ends = np.round(np.cumsum(size[~cut]) * (left / size[~cut].sum()))
+        lengths[~cut] = np.diff(ends, prepend=0.0).astype(np.int64)
+    return tuple(lengths.tolist())
 
 
 def _written(message: Mapping[str, Any]) -> int:

@@ -82,6 +82,16 @@ def test_completions_of_a_request_are_simulated_by_their_share_of_the_text(
     assert found["by the order of the requests (simulated)"]["as sent"] == 7
 
 
+def test_completions_that_were_cut_have_their_cap() -> None:
+    texts = (("aaaaaaaaa", "length"), ("b", "length"), ("cc", "stop"), ("c", "stop"))
+    body = {"choices": [{"text": text, "finish_reason": reason} for text, reason in texts]}
+    assert lengths_of(body, 21, 8) == (8, 8, 3, 2)
+    assert lengths_of({"choices": body["choices"][:2]}, 16, 8) == (8, 8)
+    # Counts that contradict the cap, and an unknown cap, leave the estimate by text.
+    assert sum(lengths_of(body, 10, 8)) == 10
+    assert lengths_of(body, 17)[0] == 10
+
+
 def test_the_picture_shows_what_was_lost_and_the_requests_under_way(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
