@@ -295,7 +295,7 @@ def _arrow_rows(file: Path, columns: list[str]) -> Iterator[dict[str, Any]]:
 
     with reading_arrow(file):
         if file.suffix != ".arrow":
-            with parquet.ParquetFile(local_file(file)) as table:
+            with parquet.ParquetFile(local_file(file), pre_buffer=False) as table:
                 for batch in table.iter_batches(columns=columns):
                     yield from batch.to_pylist()
             return
