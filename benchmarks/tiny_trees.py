@@ -279,9 +279,11 @@ def _after(
     for count in range(1, min(len(waiting), problem.slots - len(running)) + 1):
         for chosen in map(frozenset, combinations(sorted(waiting), count)):
             missing = frozenset[int]().union(*(nodes[request] for request in chosen)) - computed
-            tokens = sum(own[request] for request in chosen) + sum(int(tree.tokens[node]) for node in missing)
-            began = any(drawn[request] for request in chosen)
-            if (tokens > cap and not began) or held(running | chosen, 0) > capacity:
+            shared = sum(int(tree.tokens[node]) for node in missing)
+            tokens = shared + sum(own[request] for request in chosen)
+            # The cap is of first prefills: what was evicted may need more than it.
+            fresh = shared + sum(own[request] for request in chosen if not drawn[request])
+            if fresh > cap or held(running | chosen, 0) > capacity:
                 continue
             going = running | {request for request in chosen if drawn[request] < steps[request]}
             yield (
