@@ -15,7 +15,7 @@ from .data.costs.cost import CalibratedCost
 from .data.files.disk import InputError
 from .data.files.record import record
 from .data.fleet import Fleet
-from .data.iteration_plan import IterationPlan, least_known
+from .data.iteration_plan import IterationPlan, PlannedShare, least_known
 from .data.iterations import Predicted, Sequences
 from .data.plan import FollowedPolicy, Plan
 from .data.report import Report
@@ -23,6 +23,8 @@ from .data.schedule import Violation
 from .data.trace import PLANNED, Trace
 from .executor.reports.report import plan_report, run_bound_of, served_part
 from .executor.reports.steady_state import reached
+from .heuristics.prefixes.engine import TreeEngine
+from .heuristics.prefixes.vllm_cache import BlockTree
 from .heuristics.registry import POLICIES
 from .heuristics.serving.release import predict, simulable, simulated
 from .heuristics.simulate import simulate
@@ -259,9 +261,25 @@ def _false_prediction(plan: IterationPlan) -> Violation | None:
         else:
             known = predict(rows, share.limits, np.arange(len(rows)), share.held_back, 1, prices)
             found = known or Predicted(0)
+        cached = _on_prefix_cache(plan, share)
+        found = found if cached is None or _agree(found, share.predicted) else cached
         if not _agree(found, share.predicted):
             return Violation("prediction", f"simulated again, the order takes {found}, not {share.predicted}")
     return None
+
+
+def _on_prefix_cache(plan: IterationPlan, share: PlannedShare) -> Predicted | None:
+    """Simulate a share on a prefix cache again; None without shared beginnings."""
+    if plan.tree is None or plan.profile is not None:
+        return None
+    tree = plan.tree.select(share.requests)
+    output = plan.workload.output_tokens[share.requests]
+    if not len(tree.parent):
+        return None
+    blocks = BlockTree.of(tree, share.limits.block_tokens)
+    run = TreeEngine(blocks, output, share.limits, range(len(tree))).run()
+    seconds = None if plan.rates is None else run.seconds(plan.rates)
+    return Predicted(run.iterations, run.preemptions, run.prompt_tokens + run.decodes, seconds)
 
 
 def _agree(one: Predicted, other: Predicted) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -282,6 +283,22 @@ def test_a_plan_is_verified_from_its_prompts(tmp_path: Path, capsys: pytest.Capt
     words = ["verify", str(path), "--prompts", str(batch)]
     assert "derived from the prompts again" in said_by(capsys, words)
     assert json.loads(said_by(capsys, [*words, "--json"]))["tree_from_prompts"] is True
+
+
+def test_a_prediction_on_a_prefix_cache_is_simulated_on_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch, path = write_documents(tmp_path / "in.jsonl"), tmp_path / "plan.json"
+    # Room for two requests of one document: another order computes documents again.
+    planned(batch, capsys, "--token-budget", "4", "--kv-capacity", "20", "--block-tokens", "4")
+    assert said_by(capsys, ["verify", str(path)])
+    plan = IterationPlan.load(path)
+    share = plan.shares[0]
+    assert share.predicted is not None
+    assert share.predicted.tokens == 2 * 12 + 8 + 8
+    fewer = replace(share, predicted=replace(share.predicted, tokens=share.predicted.tokens - 1))
+    replace(plan, shares=(fewer,)).save(path)
+    assert "prediction: simulated again" in said_by(capsys, ["verify", str(path)], 1)
 
 
 def test_a_forged_tree_is_refused_by_the_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
