@@ -218,3 +218,10 @@ def test_a_plan_that_contradicts_its_bound_or_its_followed_policy_is_not_loaded(
         forged.save(path)
         with pytest.raises(InputError, match=said):
             Plan.load(path)
+
+
+def test_a_fleets_plan_names_how_many_rules_there_was_no_time_for() -> None:
+    fleet = Fleet.of(replace(TWELVE, kv_capacity=9_000), 2)
+    assert make_fleet_plan(fleet, limits=Limits(work=4)).maker.message == ""
+    late = make_fleet_plan(fleet, limits=Limits(seconds=1e-9)).maker.message
+    assert late.endswith(f"of {len(POLICIES)} built-in rules")
