@@ -331,14 +331,14 @@ class _FleetSearch:
         It cannot if it fails, is late, or evicts requests.
         """
         try:
-            ran = simulate_fleet(
+            run = simulate_fleet(
                 self._fleet, dispatched, policy=lambda each: _until(end, policy_named(policy, each))
             )
         except (PolicyError, _LateError):
             return None
         shares = []
-        for k, trace in enumerate(ran.traces):
-            requests = np.flatnonzero(ran.replica_of == k)
+        for k, trace in enumerate(run.traces):
+            requests = np.flatnonzero(run.replica_of == k)
             if trace.evictions:
                 return None
             if not requests.size:
@@ -360,8 +360,8 @@ class _FleetSearch:
             return 0
         self._levels = False
         seconds, seed = TOGETHER * self.left, self._limits.seed
-        made, interrupted = anneal_replicas(self._fleet, parts, core, seconds, work, seed)
-        shares = [self._kept(k, *part) for k, part in enumerate(made)]
+        schedules, interrupted = anneal_replicas(self._fleet, parts, core, seconds, work, seed)
+        shares = [self._kept(k, *part) for k, part in enumerate(schedules)]
         better = [share for share in shares if share is not None]
         if better and len(better) == len(shares) and _latest(better) < _latest(self._shares):
             self._shares = better
@@ -423,11 +423,11 @@ class _FleetSearch:
         if seconds < 0.5 * SLICE:
             return 0
         tried = {k: self._scheduled(k, levelled[k]) for k in changed}
-        took = self._search_all(list(tried.values()), seconds, steps)
+        elapsed = self._search_all(list(tried.values()), seconds, steps)
         better = [tried.get(k, share) for k, share in enumerate(self._shares)]
         if _latest(better) < _latest(self._shares) - BETTER:
             self._shares = better
-        return took
+        return elapsed
 
     def _worked(self, steps: int) -> bool:
         return self._limits.work is not None and steps >= self._limits.work
@@ -436,21 +436,21 @@ class _FleetSearch:
         """Search one replica's schedule for some turns; return the steps."""
         assert share.problem is not None
         assert share.schedule is not None
-        most = None
+        limit = None
         if self._limits.work is not None:
-            most = min(-(-(self._limits.work - steps) // turns), SLICE_STEPS * 2**share.searches)
-        found = search_schedule(
+            limit = min(-(-(self._limits.work - steps) // turns), SLICE_STEPS * 2**share.searches)
+        outcome = search_schedule(
             share.problem,
             seconds=None if math.isinf(seconds) else min(self.left, seconds),
-            iterations=most,
+            iterations=limit,
             seed=self._limits.seed + share.searches,
             start=share.schedule,
             params=NO_BASELINES,
         )
         share.searches += 1
-        share.finish += found.makespan - share.schedule.makespan(share.problem)
-        share.schedule = found.schedule
-        return found.iterations
+        share.finish += outcome.makespan - share.schedule.makespan(share.problem)
+        share.schedule = outcome.schedule
+        return outcome.iterations
 
     def _assign(self) -> IntArray:
         """Send each request to the replica on which it ends first."""
@@ -491,8 +491,8 @@ def _quick(problem: Problem, late: Callable[[], bool]) -> Iterator[Schedule]:
             return
     if len(problem) > MOST_SIMULATED or (problem.keeps_every_prefix and not problem.memory_can_run_out):
         return
-    rules, others = baselines(problem, late)
-    for baseline in [*rules, *others][:FIRST]:
+    rules, constructions = baselines(problem, late)
+    for baseline in [*rules, *constructions][:FIRST]:
         schedule = None if late() else baseline(math.inf)
         schedule = None if schedule is None else _kept(problem, schedule)
         if schedule is not None:

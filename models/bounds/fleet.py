@@ -94,9 +94,9 @@ def fleet_bound(fleet: Fleet, seconds: float = 0.0) -> Bound:
     best = max(bounds, key=lambda bound: bound.seconds)
     for stage_by in _stage_arguments(fleet):
         for step_by in _step_arguments(fleet):
-            found = _steps_and_shares(fleet, stage_by, step_by, best.seconds)
-            if found is not None and found.seconds > best.seconds:
-                best = found
+            proven = _steps_and_shares(fleet, stage_by, step_by, best.seconds)
+            if proven is not None and proven.seconds > best.seconds:
+                best = proven
     return best
 
 
@@ -157,8 +157,8 @@ def _duals(costs: FloatArray, number: FloatArray, busy: FloatArray) -> FloatArra
     all_served = np.ones(classes)
     high = np.concatenate((-busy, all_served))
     programme = Programme.within(objective, np.concatenate((capacity, served)), high)
-    found = replace(programme, low=np.concatenate((np.full(kinds, -np.inf), all_served))).solved()
-    weights = np.zeros(kinds) if found is None else np.maximum(0.0, -found.prices[:kinds])
+    optimum = replace(programme, low=np.concatenate((np.full(kinds, -np.inf), all_served))).solved()
+    weights = np.zeros(kinds) if optimum is None else np.maximum(0.0, -optimum.prices[:kinds])
     # Without any cost, no replica is scarce.
     total: FloatArray = weights / weights.sum() if weights.sum() > 0 else np.full(kinds, 1 / kinds)
     return total
@@ -167,7 +167,7 @@ def _duals(costs: FloatArray, number: FloatArray, busy: FloatArray) -> FloatArra
 def _shared(fleet: Fleet, stage_by: StageBy, step_by: StepBy) -> Bound:
     weights = share_weights(fleet, stage_by, step_by)
     kinds = dict(zip(fleet.replicas, weights.tolist(), strict=True))
-    least = np.min(
+    lowest = np.min(
         [weight * request_costs(fleet, replica, stage_by, step_by) for replica, weight in kinds.items()],
         axis=0,
     )
@@ -175,7 +175,7 @@ def _shared(fleet: Fleet, stage_by: StageBy, step_by: StepBy) -> Bound:
     busy = sum(
         weight * replica.busy for weight, replica in zip(weights.tolist(), fleet.replicas, strict=True)
     )
-    terms = {BUSY: busy, "requests": float(least.sum())}
+    terms = {BUSY: busy, "requests": float(lowest.sum())}
     if fleet.workload.shared_tokens.any():
         terms["shared prompts"] = shared * int(fleet.problem().prefix_tokens.sum())
     certificate: Mapping[str, object] = {
@@ -201,7 +201,7 @@ def _steps_and_shares(fleet: Fleet, stage_by: StageBy, step_by: StepBy, enough: 
     found = steps_bound(fleet, costs, share_weights(fleet, stage_by, step_by), enough)
     if found is None:
         return None
-    least = min(found.cases, key=lambda case: case.seconds)
+    cheapest = min(found.cases, key=lambda case: case.seconds)
     certificate: Mapping[str, object] = {
         "kind": "decode steps and shares",
         "decode_steps": found.decode_steps,
@@ -210,7 +210,7 @@ def _steps_and_shares(fleet: Fleet, stage_by: StageBy, step_by: StepBy, enough: 
         "step_by": step_by,
     }
     source = "decode steps of one replica and shares of the fleet"
-    return Bound(least.seconds, source, least.terms, certificate)
+    return Bound(cheapest.seconds, source, cheapest.terms, certificate)
 
 
 def _takes_floor(replica: Replica, stage_by: StageBy) -> bool:

@@ -102,10 +102,10 @@ class _Case:
     """One replica has most decode steps; the others keep their weights' ratios."""
 
     def __init__(self, fleet: Fleet, costs: FleetCosts, weights: FloatArray, at: int) -> None:
-        others = np.array(weights, dtype=np.float64)
-        others[at] = 0.0
-        rest = float(others.sum())
-        self._at, self._others = at, others / rest if rest > 0 else others
+        weights_of_others = np.array(weights, dtype=np.float64)
+        weights_of_others[at] = 0.0
+        rest = float(weights_of_others.sum())
+        self._at, self._others = at, weights_of_others / rest if rest > 0 else weights_of_others
         self._replica = holder = fleet.replicas[at]
         lightest: dict[Replica, float] = {}
         for k, (replica, weight) in enumerate(zip(fleet.replicas, self._others.tolist(), strict=True)):

@@ -53,22 +53,26 @@ def solve_small(
         steps = STEPS_PER_REQUEST * len(problem)
         start = search_schedule(problem, seconds=seconds, iterations=steps, seed=limits.seed).schedule
     deadline = None if limits.seconds is None else begun + limits.seconds
-    start, left = start.without_idle_steps(problem), _left(limits, deadline, 0)
+    start, limits_left = start.without_idle_steps(problem), _left(limits, deadline, 0)
     if not can_list_orders(problem):
-        found = _beside_others(problem, left, start, params)
-        left = _left(limits, deadline, 0)
-        return search_exactly(problem, "states", left, start, params) if found is None else found
-    first = search_exactly(problem, "orders", left, start, params)
+        outcome = _beside_others(problem, limits_left, start, params)
+        limits_left = _left(limits, deadline, 0)
+        return search_exactly(problem, "states", limits_left, start, params) if outcome is None else outcome
+    first = search_exactly(problem, "orders", limits_left, start, params)
     if first.stopped_by in (StoppedBy.TIME, StoppedBy.WORK, StoppedBy.INTERRUPT):
         return first
-    left = _left(limits, deadline, first.steps)
+    limits_left = _left(limits, deadline, first.steps)
     if first.stopped_by is not StoppedBy.PROOF:
-        return search_exactly(problem, "states", left, first.schedule, params)
+        return search_exactly(problem, "states", limits_left, first.schedule, params)
     # A checker repeats the argument by states: it is tried as long as a checker could follow.
     work = REPEATABLE_STEPS["states"]
-    seconds = None if left.seconds is None else AGAIN_SHARE * left.seconds
-    left = replace(left, seconds=seconds, work=work if left.work is None else min(work, left.work))
-    again = search_exactly(problem, "states", left, first.schedule, params)
+    seconds = None if limits_left.seconds is None else AGAIN_SHARE * limits_left.seconds
+    limits_left = replace(
+        limits_left,
+        seconds=seconds,
+        work=work if limits_left.work is None else min(work, limits_left.work),
+    )
+    again = search_exactly(problem, "states", limits_left, first.schedule, params)
     return again if again.stopped_by is StoppedBy.PROOF else first
 
 
@@ -86,23 +90,23 @@ def _beside_others(
     rest = replace(problem, workload=problem.workload.select(running))
     if not can_list_orders(rest):
         return None
-    most = Schedule.from_bins(rest, start.bin_of[running], start.decode_steps).without_idle_steps(rest)
+    initial = Schedule.from_bins(rest, start.bin_of[running], start.decode_steps).without_idle_steps(rest)
     seconds = None if limits.seconds is None else START_SHARE * limits.seconds
-    found = search_exactly(rest, "orders", replace(limits, seconds=seconds), most, params)
-    if found.stopped_by is not StoppedBy.PROOF:
+    outcome = search_exactly(rest, "orders", replace(limits, seconds=seconds), initial, params)
+    if outcome.stopped_by is not StoppedBy.PROOF:
         return None
     bin_of = np.full(len(problem), -1)
-    bin_of[running] = found.schedule.bin_of
+    bin_of[running] = outcome.schedule.bin_of
     schedule: Schedule | None = None
     for request in np.flatnonzero(problem.decode_steps == 0).tolist():
-        for stage in np.unique(found.schedule.bin_of).tolist():
+        for stage in np.unique(outcome.schedule.bin_of).tolist():
             bin_of[request] = stage
-            schedule = _checked(problem, bin_of, found.schedule.decode_steps)
+            schedule = _checked(problem, bin_of, outcome.schedule.decode_steps)
             if schedule is not None:
                 break
         if schedule is None:
             return None
-    return None if schedule is None else replace(found, schedule=schedule)
+    return None if schedule is None else replace(outcome, schedule=schedule)
 
 
 def _checked(problem: Problem, bin_of: IntArray, decode_steps: IntArray) -> Schedule | None:

@@ -71,7 +71,7 @@ def baselines(
     params: Sizes up to which rules are baselines, and the patiences.
     """
     params = SearchParams() if params is None else params
-    patiences, longest, given = params.patiences, longest_first(problem), arrival_order(problem)
+    patiences, longest, arrival = params.patiences, longest_first(problem), arrival_order(problem)
     met = set[object]()
 
     def in_one_pass(order: IntArray, patience: float) -> Baseline:
@@ -80,7 +80,7 @@ def baselines(
     def simulated(policy: str) -> Baseline:
         return lambda least: simulated_schedule(problem, policy, least, late, met)
 
-    passes = [in_one_pass(order, patience) for patience in patiences[:2] for order in (longest, given)]
+    passes = [in_one_pass(order, patience) for patience in patiences[:2] for order in (longest, arrival)]
     others = [in_one_pass(longest, patience) for patience in patiences[2:]]
     in_turn: list[Baseline] = []
     if not problem.keeps_every_prefix:
@@ -98,7 +98,7 @@ def baselines(
                 first = [linear[0], *first]
         if len(problem) <= params.linear_requests:
             return linear, [*rest, *map(simulated, WAITING)]
-        return first, [*(each for each in linear if each not in first), *rest]
+        return first, [*(baseline for baseline in linear if baseline not in first), *rest]
     names = dict.fromkeys((*PROMISING, *POLICIES))
     if len(problem) > params.learning_requests:
         others += map(simulated, LEARNERS)

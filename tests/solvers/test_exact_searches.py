@@ -148,15 +148,6 @@ def test_a_bound_a_little_above_the_optimum_is_refuted() -> None:
     assert refuted >= 30
 
 
-def test_a_proof_that_an_earlier_version_named_is_accepted() -> None:
-    problem = limited_problem(0, most=5)
-    bound = search_exactly(problem, "states", Limits(), one_by_one(problem)).bound(problem)
-    assert bound is not None
-    assert bound.source == "exhaustive search"
-    assert verify_bound(problem, replace(bound, source="every stage from every state")) is None
-    assert verify_bound(problem, replace(bound, source="every order from the end")) is not None
-
-
 def test_six_requests_within_a_tight_memory_are_solved_and_proven_by_the_default_solver(
     optimal_makespan: Optimum,
 ) -> None:

@@ -265,7 +265,7 @@ class GrowthProof:
         worth += prices.at_end - prices.at_start if states.slots else 0
         for numbers, gains in zip((states.starts, states.ends), gained(states, prices), strict=True):
             worth -= sum(
-                int(each) * int(number) for each, number in zip(gains.tolist(), numbers.tolist(), strict=True)
+                int(gain) * int(number) for gain, number in zip(gains.tolist(), numbers.tolist(), strict=True)
             )
         return cls(worth, max(0, step), max(0, stage))
 
