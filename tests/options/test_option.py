@@ -163,7 +163,8 @@ def test_a_wrong_keyword_is_an_error_of_mypy(tmp_path: Path) -> None:
     (tmp_path / "snippet.py").write_text(SNIPPET)
     words = [sys.executable, "-m", "mypy", "--no-error-summary", str(tmp_path / "snippet.py")]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
-    lines = [line.partition(":")[2] for line in done.stdout.splitlines() if "error:" in line]
+    errors = [line for line in done.stdout.splitlines() if "snippet.py" in line and ": error:" in line]
+    lines = [line.partition("snippet.py:")[2] for line in errors]
     assert [line.partition(":")[0] for line in lines] == ["4", "5", "7", "9"], done.stdout + done.stderr
     assert 'incompatible type "str"; expected "int"' in lines[0]
     assert 'Unexpected keyword argument "slotz"' in lines[1]
