@@ -142,7 +142,7 @@ def test_a_fleet_follows_a_policy_that_takes_less_by_evicting_requests(tmp_path:
     assert max(trace.makespan for trace in simulated) == pytest.approx(plan.seconds)
     assert sum(trace.evictions for trace in simulated) == plan.followed.evictions
     for changed in ({"seconds": plan.seconds / 2}, {"evictions": 1}, {"bound": plan.bound}):
-        false = replace(plan, followed=replace(plan.followed, **changed))  # type: ignore[arg-type]
+        false = replace(plan, followed=replace(plan.followed, **changed))
         assert batchbound.verify(false) is not None, changed
 
 
