@@ -177,6 +177,7 @@ class CalibratedCost:
     """
 
     JSON_HEADER: ClassVar = ("batchbound_cost", 2)
+    JSON_OLDER: ClassVar = (1,)
     JSON_HINT: ClassVar = (
         "Measure again with `batchbound profile`, or state your own seconds:"
         ' {"batchbound_cost": 2, "cost": {"prefill_base": ...}}.'

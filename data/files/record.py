@@ -134,7 +134,8 @@ def _check_header(kind: type, value: object, file: str | os.PathLike[str] | None
     what, where = name.replace("_", " "), f"field '{name}'"
     if name not in value:
         raise InputError(f"not a {what}", file=file, where=where, hint=hint)
-    if type(value[name]) is not int or value[name] != version:
+    older: tuple[int, ...] = getattr(kind, "JSON_OLDER", ())
+    if type(value[name]) is not int or value[name] not in (version, *older):
         message = f"a {what} of version {value[name]!r}, not {version}"
         raise InputError(message, file=file, where=where, hint=hint)
 

@@ -51,8 +51,11 @@ class Held(NamedTuple):
         if self.table is None:
             return self.keys, self.values
         rows = len(self.lengths)
-        within = torch.arange(self.block, device=self.table.device)
-        places = (self.table[:rows, :, None] * self.block + within).reshape(-1)
+        pages = self.table[:rows]
+        if self.block > 1:
+            within = torch.arange(self.block, device=self.table.device)
+            pages = pages[:, :, None] * self.block + within
+        places = pages.reshape(-1)
         keys, values = (
             states.index_select(0, places).view(rows, self.columns, *states.shape[1:]).transpose(1, 2)
             for states in (self.keys, self.values)

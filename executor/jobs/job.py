@@ -107,7 +107,8 @@ class Job:
         if names != workload.ids.tolist():
             raise InputError("the prompts are not those of the plan", hint="Plan again.")
         followed = self.plan.followed
-        if followed is not None and followed.policy not in POLICIES:
+        follows = followed is not None and self.policy in (None, followed.policy)
+        if follows and followed is not None and followed.policy not in POLICIES:
             what = f"no policy is called {followed.policy!r}; there are {', '.join(POLICIES)}"
             raise InputError(what, where="field 'followed.policy'", hint="Plan again.")
         counted = self.prompts.lengths

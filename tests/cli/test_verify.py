@@ -100,7 +100,7 @@ WORKLOAD = "fleet/workload"
 
 EDITS: dict[str, tuple[Callable[[Value], None], str]] = {
     "a bound raised": (put("bound/seconds", lambda s: s * 1.001), "terms add up"),
-    "a bound raised with its terms": (MORE_BOUND, "the certificate proves the bound"),
+    "a bound raised with its terms": (MORE_BOUND, "above the plan's"),
     "a bound of no number": (put("bound/seconds", math.nan), "JSON"),
     "an endless bound": (put("bound/seconds", math.inf), "JSON"),
     "a bound in words": (put("bound/seconds", "9"), "field 'bound.seconds'"),
@@ -198,7 +198,7 @@ FLEET_EDITS: dict[str, tuple[Callable[[Value], None], str]] = {
     "a request on both": (put("schedule/replica_of/0", lambda k: 1 - k), "rule"),
     "a fleet's bound raised": (
         both(put("bound/seconds", lambda s: s + 1), put("bound/terms/requests", lambda s: s + 1)),
-        "proves the bound",
+        "above the plan's",
     ),
 }
 
