@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 ServerWatching = Callable[[int, "Journal"], AbstractContextManager[Callable[[int], None]]]
 """Context manager of a run; yields a callback for each outcome."""
+
+_LOG = logging.getLogger(__name__)
 
 _NAMES = {"plan": PLAN, "longest": LONGEST_FIRST, "file": FILE_ORDER}
 
@@ -414,7 +417,9 @@ def _check_facts(
     for fact in facts:
         name = fact.engine if fact.version is None else f"{fact.engine} {fact.version}"
         serves = f", serves {', '.join(fact.models)}" if fact.models else ""
-        remark(f"{fact.url}: {name}{serves}; unknown: {', '.join(fact.unknown)}")
+        uncounted = "; no /metrics: iterations cannot be counted" if fact.metrics is None else ""
+        remark(f"{fact.url}: {name}{serves}{uncounted}")
+        _LOG.info("%s does not tell %s", fact.url, ", ".join(fact.unknown))
         if fact.metrics is not None and fact.metrics.running:
             remark(f"{fact.url}: {fact.metrics.running} requests of other clients run: counts include them")
         named = {model} if model is not None else batch.requests.models

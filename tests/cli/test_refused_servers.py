@@ -217,3 +217,18 @@ def test_a_run_within_a_running_event_loop_completes_its_rows(tmp_path: Path) ->
 
     assert asyncio.run(notebook()) == 0
     assert len(rows_of(batch)) == 5
+
+
+def test_the_facts_that_a_server_does_not_tell_are_for_the_verbose(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(FakeServer, "metrics", lambda _: "no counters")
+    batch = write_batch(tmp_path / "in.jsonl", [3])
+    with FakeServer(1) as server:
+        assert main(run_words(batch, server, "--slots", "1")) == 0
+        assert f"{server.url}: vllm, serves fake\n" in capsys.readouterr().err
+        assert main(run_words(batch, server, "--slots", "1", "--overwrite", "--verbose")) == 0
+    assert "does not tell its slots (max_num_seqs)" in caplog.text
