@@ -64,5 +64,5 @@ def seconds_basis(cost_source: Mapping[str, object]) -> str:
     if isinstance(engine, Mapping) and engine:
         return f"in the seconds of {engine.get('model')} on {engine.get('device')}"
     if cost_source.get("name") == "paper":
-        return "in the seconds of the hybrid paper's GPU (LLaMA-65B), not of this machine: see --cost"
+        return "in the seconds of a LLaMA-65B: see --cost"
     return f"in the seconds of {cost_source.get('name')}"
