@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
+import ssl
+import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
-from fake_server import FakeServer
+from fake_server import Connection, FakeServer
 from server_batches import rows_of, run_words, write_batch
 
 import batchbound
@@ -232,3 +236,36 @@ def test_the_facts_that_a_server_does_not_tell_are_for_the_verbose(
         assert f"{server.url}: vllm, serves fake\n" in capsys.readouterr().err
         assert main(run_words(batch, server, "--slots", "1", "--overwrite", "--verbose")) == 0
     assert "does not tell its slots (max_num_seqs)" in caplog.text
+
+
+class EncryptedServer(FakeServer):
+    """Speaks https by a certificate that no authority signed."""
+
+    def __init__(self, certificate: Path, key: Path) -> None:
+        super().__init__(2)
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.load_cert_chain(certificate, key)
+
+    async def _listen(self) -> None:
+        factory = partial(Connection, self)
+        self._server = await self._loop.create_server(factory, "127.0.0.1", 0, ssl=self._context)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+def test_a_certificate_of_ones_own_is_named_or_trusted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    certificate, key = tmp_path / "ca.pem", tmp_path / "key.pem"
+    words = ["-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    words += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(["openssl", "req", *words], check=True, capture_output=True)
+    batch = write_batch(tmp_path / "in.jsonl", [2] * 3)
+    with EncryptedServer(certificate, key) as server:
+        command = run_words(batch, server, "--slots", "2")
+        command[command.index(server.url)] = f"https://localhost:{server.port}"
+        assert main(command) == 2
+        said = " ".join(capsys.readouterr().err.split())
+        assert "trust its certificate with --ca FILE or SSL_CERT_FILE" in said
+        assert main([*command, "--ca", str(certificate)]) == 0
+    assert len(rows_of(batch)) == 3
