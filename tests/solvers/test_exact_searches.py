@@ -153,7 +153,7 @@ def test_six_requests_within_a_tight_memory_are_solved_and_proven_by_the_default
 ) -> None:
     cost = CostModel(1.0, 0.1, 1.0, 0.1, prefill_floor=4.0, prefill_bend=6.0, prefill_per_token_beyond=0.2)
     problem = problem_of([3, 5, 2, 6, 4, 2], [6, 2, 7, 3, 5, 4], 3, cost, kv_capacity=22, prefill_token_cap=9)
-    found = solve(problem, limits=Limits(seconds=3600.0))
+    found = solve(problem, limits=Limits(seconds=60.0))
     assert found.status is Status.OPTIMAL
     assert found.makespan == pytest.approx(optimal_makespan(problem))
     assert found.repeatable is not None
