@@ -164,9 +164,11 @@ def gain_and_plan(
 
 
 def _seconds(cost: CostModel, makespan: float, tokens: int, trace: Trace) -> float:
-    """Return simulated seconds without the prompt tokens that the engine computes only once."""
-    distinct = tokens if trace.distinct_tokens is None else min(tokens, trace.distinct_tokens)
-    return makespan - cost.prefill_per_token * (tokens - distinct)
+    """Return simulated seconds with the prompt tokens that the run computed, where beginnings are shared."""
+    if trace.distinct_tokens is None:
+        return makespan
+    computed = sum(stage.tokens for stage in trace.stages if stage.kind == "prefill")
+    return makespan - cost.prefill_per_token * (tokens - min(tokens, computed))
 
 
 def _evicting(problem: Problem) -> Bound:

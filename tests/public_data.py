@@ -162,4 +162,23 @@ def public_data(folder: Path) -> Path:
         "attention_dp_size,silicon_ttft_ms,silicon_tpot_ms",
         points,
     )
+    fits = {
+        f"facebook/opt-{size}": {
+            str(devices): {
+                "decoding_large_small_bs_threshold": 95,
+                "prefill": [5 + 13 * scale / devices, 0.1 * scale / devices, 7e-6 * scale / devices],
+                "decoding_smallbs": [
+                    5 + 15 * scale / devices,
+                    6e-4 * scale / devices,
+                    0.04 * scale / devices,
+                ],
+                "decoding_largebs": [2 + 5 * scale / devices, 6e-4 * scale / devices, 0.16 * scale / devices],
+            }
+            for devices in (1, 2, 4, 8)
+        }
+        for size, scale in (("13b", 1), ("66b", 5), ("175b", 13))
+    }
+    (folder / "distserve").mkdir()
+    file = folder / "distserve" / "profiler-a100-80g.distserve.json"
+    file.write_text(json.dumps(fits), encoding="utf-8")
     return folder

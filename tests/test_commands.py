@@ -27,6 +27,7 @@ ELSEWHERE = {
     "batchbound run plan.json --replan PROFILE": "executor/test_layer_profiling.py",
     "batchbound validate RUN --profile FOLDER": "executor/test_validate.py",
     "batchbound --print-completion bash >> ~/.bashrc": "cli/test_completion.py",
+    "batchbound profile --model MODEL --dtype float32 -o costs.json": "test_readme.py",
     "batchbound profile --model MODEL -o cost.json": "test_readme.py",
     "batchbound report --gantt gantt.png": "cli/test_run.py",
     "batchbound report --gantt gantt.svg": "cli/test_run.py",
@@ -61,7 +62,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(data / "distserve" / "profiler-a100-80g.distserve.json", mine)
     table = (data / "rollouts" / "dapo_qwen32b.csv").read_text(encoding="utf-8")
     head, *lines = table.splitlines()
-    for name, steps in (("rollouts", "012345"), ("step5", "3"), ("step6", "4"), ("step7", "5")):
+    cost = {"prefill_base": 0.02, "prefill_per_token": 1e-4, "decode_base": 0.03, "decode_per_slot": 1e-4}
+    (mine / "costs.json").write_text(json.dumps({"batchbound_cost": 2, "cost": cost}), encoding="utf-8")
+    for name, steps in (
+        ("rollouts", "012345"),
+        ("steps", "01"),
+        ("step5", "3"),
+        ("step6", "4"),
+        ("step7", "5"),
+    ):
         kept = [line for line in lines if line[0] in steps]
         (mine / f"{name}.csv").write_text("\n".join([head, *kept, ""]), encoding="utf-8")
     rows = [json.loads(line)["body"] for line in (mine / "prompts.jsonl").read_text("utf-8").splitlines()]

@@ -36,11 +36,11 @@ def without(names: tuple[str, ...], *words: str, folder: Path) -> subprocess.Com
 
 
 @pytest.mark.slow
-def test_a_plan_needs_no_solver_but_highs_and_names_what_is_off(tmp_path: Path) -> None:
+def test_a_plan_needs_no_solver_but_highs(tmp_path: Path) -> None:
     words = ("plan", "table3:0:40", "--slots", "8", "--cost", "paper", "--work", "2")
     planned = without(SOLVERS, *words, folder=tmp_path)
     assert planned.returncode == 0, planned.stderr
-    assert planned.stderr.count("pip install 'batchbound[solvers]'") == 1
+    assert "batchbound[solvers]" not in planned.stderr
     assert without(SOLVERS, "verify", folder=tmp_path).returncode == 0
 
 

@@ -108,7 +108,11 @@ def test_a_stranger_gets_through(page: Path, tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     with ExitStack() as running:
-        server = running.enter_context(FakeServer(slots=256)).url if page.stem == "server" else ""
+        server = (
+            running.enter_context(FakeServer(slots=256)).url
+            if SERVER in page.read_text(encoding="utf-8")
+            else ""
+        )
         stands_for = {SERVER: server or SERVER}
         if MODEL in page.read_text(encoding="utf-8"):
             stands_for |= {MODEL: str(small_model(tmp_path / "model"))}

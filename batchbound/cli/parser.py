@@ -62,7 +62,7 @@ class Parser(argparse.ArgumentParser):
             )
             more = "print on stderr what is chosen and why"
             said.add_argument("-v", "--verbose", action="store_true", help=more)
-            table = f"TOML file whose table [{self.prog.split()[1]}] states options; typed ones come first"
+            table = f"TOML file with options in its table [{self.prog.split()[1]}]; typed ones come first"
             self.add_argument("--options", metavar="FILE", dest="options_file", help=table)
             return
         self.add_argument("--version", action="version", version=version)

@@ -166,6 +166,9 @@ def run_bound_of(
         return prove(served)
     if len(traces) > 1 or computed[0] is None or not np.isfinite(traces[0].finished).all():
         return None
+    if computed[0] < len(served.workload):
+        # An earlier engine, or one that serves several runs, had computed some prompts whole.
+        return None
     return counted_bound(served.problem(), computed[0], evictions=evictions or traces[0].evictions > 0)
 
 

@@ -42,6 +42,7 @@ SMALL: dict[str, str] = {
     "mutation_score.py": "--every 40",
     "plan_grid.py": "--seconds 0.1 --requests 30 --slots 4",
     "predictors.py": "--epochs 1",
+    "prefix_orders.py": "--jobs 2",
     "progress.py": "--runs 1 --requests 12 --slots 4",
     "rollout_limits.py": "--data dapo --most 1 --draws 1",
     "rollouts.py": "--data dapo --most 1 --orders 1 --drawn? 1 --earlier 1 --moves? 1",

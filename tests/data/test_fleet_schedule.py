@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from builders import UNIT, problem_of, schedule_of, workload_of
 
 from batchbound.data.fleet import Fleet, FleetSchedule, Groups, Replica
+from batchbound.data.prefix_tree import PrefixTree
 from batchbound.data.problem import MOST_SLOTS
 
 # Two replicas of one slot; requests 0 and 2 are a group, 1 and 3 another, 4 is alone.
@@ -178,3 +180,10 @@ def test_groups_are_told_apart_whatever_their_names() -> None:
     assert str(apart.check(fleet, "together")) == (
         "a group stays together: replica 0 has 1 of 2 requests of group 0 (request 0)"
     )
+
+
+def test_a_fleet_takes_no_tree_of_prompts() -> None:
+    tree = PrefixTree.of_prompts([[1, 2, 3], [1, 2, 4]])
+    problem = replace(problem_of([3, 3], [2, 2], 2), tree=tree)
+    with pytest.raises(ValueError, match="leave the prefix tree out"):
+        Fleet.of(problem, 2)

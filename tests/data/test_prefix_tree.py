@@ -215,7 +215,11 @@ def test_prompts_that_are_no_token_ids_are_refused(prompts: Prompts, message: st
 def test_a_tree_of_many_documents_takes_little_time_for_each_prompt() -> None:
     random = np.random.default_rng(1)
     documents = random.integers(0, 50_000, (2000, 400))
-    prompts = (np.append(documents[row % 2000], random.integers(0, 50_000, 30)) for row in range(20_000))
+    # No two documents begin with the same token, and no two questions.
+    documents[:, 0] = np.arange(2000)
+    questions = random.integers(0, 50_000, (20_000, 30))
+    questions[:, 0] = np.arange(20_000)
+    prompts = (np.append(documents[row % 2000], question) for row, question in enumerate(questions))
     tree = PrefixTree.of_prompts(prompts)
     assert len(tree.parent) == 2000
     assert tree.distinct_tokens <= 2000 * 400 + 20_000 * 30

@@ -179,7 +179,8 @@ def test_steps_on_a_model_take_what_they_take_in_the_simulator_and_the_ways_rank
         most = np.full(len(names), MOST)
         asked = dict(zip(names, samplings(end), strict=True))
         rule = rules_of(asked, prompts(), most.tolist(), model.tokenizer, ends)
-        options = DecodeOptions(NO_EOS if rule.ends else ends, rule)
+        # The simulator counts every prompt whole.
+        options = DecodeOptions(NO_EOS if rule.ends else ends, rule, share_prompts=False)
         engine = HuggingFaceEngine(problem, model.model, prompts(), most, decoding=options)
         ran[name] = in_steps(policy, way, lengths, engine)
         expected[name] = in_steps(policy, way, lengths, None)
