@@ -185,8 +185,9 @@ def test_the_engine_computes_no_more_than_the_schedule_says(
     planned = schedule_of(trace).stage_tokens(problem).tolist()
     assert all(tokens <= most for tokens, most in zip(computed, planned, strict=True))
     once = sum(len(prompt) + 3 for prompt in prompts[::4])
-    # Under a KV capacity, prompts that no running request reads give way, and are computed again.
-    assert once <= sum(computed) <= (once if capacity is None else sum(planned))
+    # Without room for prompts that no running request reads, scarce memory drops them.
+    again = capacity is not None and room == 0
+    assert once <= sum(computed) <= (sum(planned) if again else once)
     assert engine.answers == answers_of_generate("llama", list(zip(prompts, lengths, strict=True)))
 
 
