@@ -80,7 +80,7 @@ class Running:
                 setup.kv_tokens,
                 begun,
                 setup.share_prompts,
-                keeps_turns=next_turn is not None,
+                reuse=grows or next_turn is not None,
             ),
             tier=setup.tier,
             on_token=None if on_token is None else call.of_prompts(on_token),
@@ -156,8 +156,7 @@ class Running:
         assert isinstance(rule, MixedSampler)
         assert isinstance(self._rule, MixedSampler)
         self._rule.become(rule)
-        waiting: list[int] = np.flatnonzero(run.state.waiting).tolist()
-        self._engine.extend(self._problem, own.most, begun, waiting)
+        self._engine.extend(self._problem, own.most, begun)
         run.extend(self._problem)
         run.policy = policy = self._setup.policy_of(own, self._problem)
         policy.queue.take(np.flatnonzero(~run.state.waiting).tolist())

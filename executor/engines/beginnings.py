@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
 
 import numpy as np
 
@@ -76,3 +78,52 @@ class SharedBeginnings:
         while node >= 0:
             self._awaited[node] += change
             node = self._parent[node]
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """Run of tokens in the tree of beginnings, with a name that stays when others branch off."""
+
+    name: int
+    tokens: tuple[int, ...]
+    after: dict[int, _Run] = field(default_factory=dict)
+
+
+class ReusedBeginnings:
+    """Tree of all that prompts began with, which grows as they come (a radix tree, as in SGLang).
+
+    split: Called with the name of a run, its tokens that others share, and their name from now on.
+    """
+
+    def __init__(self, split: Callable[[int, int, int], None]) -> None:
+        self._split, self._names = split, count()
+        self._root = _Run(next(self._names), ())
+
+    def add(self, tokens: tuple[int, ...]) -> Path:
+        """Add a beginning; return its runs."""
+        path: list[tuple[int, int]] = []
+        above, at = self._root, 0
+        while at < len(tokens):
+            run = above.after.get(tokens[at])
+            if run is None:
+                run = above.after[tokens[at]] = _Run(next(self._names), tokens[at:])
+            elif (common := _common(run.tokens, tokens[at:])) < len(run.tokens):
+                head = _Run(next(self._names), run.tokens[:common], {run.tokens[common]: run})
+                run.tokens = run.tokens[common:]
+                self._split(run.name, common, head.name)
+                run = above.after[tokens[at]] = head
+            above, at = run, at + len(run.tokens)
+            path.append((run.name, at))
+        return path
+
+    def forget(self) -> None:
+        """Forget all; names of before do not come again."""
+        self._root.after.clear()
+
+
+def _common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    if one == other[: len(one)]:
+        return len(one)
+    return next(
+        (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    )

@@ -18,7 +18,7 @@ from ...data.trace import DISTINCT, Stage
 from ..models.mixed_sampling import MixedSampler
 from ..models.sampling import Sampler
 from ..models.wrapped import Evaluation, unwrapped
-from .beginnings import SharedBeginnings
+from .beginnings import ReusedBeginnings, SharedBeginnings
 from .device_memory import keep_freed_memory
 from .offloading import OffloadingBatch
 from .tiers import Tier, choose_tier
@@ -47,7 +47,7 @@ class DecodeOptions:
     begun: Earlier tokens of completions by request, which count as prompt and towards the most tokens.
     share_prompts: Compute a beginning that several prompts share once. Without it a completion's bits do not
         depend on the other prompts.
-    keeps_turns: Keep the KV cache of ended completions, which may continue with the tokens of a tool.
+    reuse: Keep the KV cache of ended completions while memory allows, for prompts that begin with them.
     """
 
     eos_ids: frozenset[int] = NO_EOS
@@ -55,7 +55,7 @@ class DecodeOptions:
     kv_tokens: int | None = None
     begun: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     share_prompts: bool = True
-    keeps_turns: bool = False
+    reuse: bool = False
 
 
 _GREEDY = DecodeOptions()
@@ -114,7 +114,6 @@ class HuggingFaceEngine:
             )
         self._names = [str(name) for name in problem.workload.ids]
         self._rule: TokenRule = decoding.sampler or Sampler()
-        self._place: dict[int, int] = {}
         self._told = on_token is not None
         self._watched = self._told or self._rule.watches_text
         self._ends = decoding.eos_ids | self._rule.ends
@@ -126,8 +125,9 @@ class HuggingFaceEngine:
             # On the host memory is ample: beginnings that no row reads may take as much again as the slots.
             roomy = inner.device.type == "cpu" and decoding.kv_tokens is None and problem.kv_capacity is None
             most = problem.prefix_cache or (slots * capacity if roomy else 0)
-            held = len(prompts) * capacity if decoding.keeps_turns else 0
-            options["shared_tokens"] = min(most, self._beginnings.tokens + held)
+            if decoding.reuse and roomy:
+                most = slots * capacity
+            options["shared_tokens"] = most if decoding.reuse else min(most, self._beginnings.tokens)
         if problem.kv_capacity is not None and decoding.kv_tokens is None:
             longest = int((problem.prompt_tokens + most_tokens - begun).max())
             options |= _within(problem.kv_capacity, self._tier, slots, (capacity, longest))
@@ -146,8 +146,8 @@ class HuggingFaceEngine:
         self._slot_of: dict[int, int] = {}
         self._clock, self._origin = clock, clock()
         self.answers: list[list[int]] = [list(decoding.begun.get(index, ())) for index in range(len(prompts))]
-        # Tokens of the turns that have ended and may continue, if these are kept.
-        self._turns: dict[int, int] | None = {} if decoding.keeps_turns and self._beginnings else None
+        reuse = decoding.reuse and decoding.share_prompts
+        self._reused = ReusedBeginnings(self._residence.split) if reuse else None
         # Requests with a final last token that was not fed to the model.
         self._resumed = set(decoding.begun)
         # Requests with a last token fed to the model under other weights and not drawn again.
@@ -173,18 +173,16 @@ class HuggingFaceEngine:
         ]
         prompts = [[*self._prompts[request], *tokens] for request, tokens in zip(fresh, kept, strict=True)]
         before, shared = self._residence.prefilled, self._beginnings
-        # The place of each request among those whose prompts share beginnings; None for none.
-        places = [self._place.get(request) if self._place else request for request in fresh]
         with self._evaluating():
             first = self._residence.prefill(
                 fresh,
                 prompts,
                 [len(tokens) for tokens in kept],
-                [self._path(request) for request in fresh],
+                self._paths(fresh, prompts),
                 [self.answers[request][-1] if request in self._drawn else -1 for request in fresh],
             )
-        if shared is not None and self._turns is None:
-            self._residence.forget(shared.begin([at for at in places if at is not None]))
+        if shared is not None and self._reused is None:
+            self._residence.forget(shared.begin(fresh))
         self._drawn.difference_update(fresh)
         for request, tokens, token in zip(fresh, kept, first, strict=True):
             new = not self.answers[request] or request in self._resumed
@@ -242,6 +240,8 @@ class HuggingFaceEngine:
     def forget_prompts(self) -> None:
         """Drop stored shared prompts."""
         self._residence.forget()
+        if self._reused is not None:
+            self._reused.forget()
 
     def recompute(self) -> None:
         """Drop the whole KV cache after a change of weights; tokens stay."""
@@ -260,17 +260,8 @@ class HuggingFaceEngine:
             self.answers[request] = []
             self._residence.drop(request)
 
-    def extend(
-        self,
-        problem: Problem,
-        most_tokens: IntArray,
-        begun: Mapping[int, tuple[int, ...]],
-        waiting: Sequence[int],
-    ) -> None:
-        """Add the requests at the end of a longer problem.
-
-        Their prompts and rules have been added already. Beginnings are shared with requests that wait.
-        """
+    def extend(self, problem: Problem, most_tokens: IntArray, begun: Mapping[int, tuple[int, ...]]) -> None:
+        """Add the requests at the end of a longer problem, whose prompts and rules have been added."""
         first = len(self.answers)
         self._most = most_tokens
         self._names += [str(name) for name in problem.workload.ids[first:]]
@@ -278,11 +269,6 @@ class HuggingFaceEngine:
         self._resumed.update(begun)
         self._ends = self._eos | self._rule.ends
         self._watched = self._told or self._rule.watches_text
-        if self._beginnings is not None:
-            self._residence.forget()
-            waiting = [index for index in waiting if index < first] + list(range(first, len(problem)))
-            self._beginnings = SharedBeginnings([self._prompts[index] for index in waiting])
-            self._place = {index: at for at, index in enumerate(waiting)}
         if self._model.device.type == "cuda":
             # Captured decode steps hold the rules of before.
             self._residence.rebuild()
@@ -313,8 +299,8 @@ class HuggingFaceEngine:
         residence, arithmetic = self._residence, arithmetic_of(self._model)
         shared = {}
         if self._beginnings is not None:
-            # Requests that were added share what waited then; each computes a token at least.
-            known = not self._place
+            # A prompt may begin with another's completion; each computes a token at least.
+            known = self._reused is None
             shared = {DISTINCT: self._beginnings.distinct_tokens if known else len(self.answers)}
         troubles = {} if arithmetic is None or not arithmetic.widened else {"products": "float32"}
         if residence.ran_out or residence.moved:
@@ -337,18 +323,27 @@ class HuggingFaceEngine:
         }
 
     def end_turns(self, request: int) -> None:
-        """Drop the KV cache of a completion that does not continue."""
-        if self._turns is not None and self._turns.pop(request, None) is not None:
-            self._residence.forget([_turn_name(request)])
+        """Drop the KV cache of the last turn of a completion that does not continue."""
+        if self._reused is not None:
+            self._residence.forget([self._keep(request)[0]])
 
-    def _shared_path(self, request: int) -> Path:
-        at = self._place.get(request) if self._place else request
-        return () if self._beginnings is None or at is None else self._beginnings.path(at)
+    def _paths(self, requests: Sequence[int], prompts: Sequence[Sequence[int]]) -> list[Path]:
+        """Return the beginnings of requests, whose prompts include their tokens so far."""
+        if self._reused is None:
+            shared = self._beginnings
+            return [() if shared is None else shared.path(request) for request in requests]
+        for prompt in prompts:
+            self._reused.add(tuple(prompt[:-1]))
+        # Later prompts branch off from earlier ones, which then have more beginnings.
+        return [self._reused.add(tuple(prompt[:-1])) for prompt in prompts]
 
-    def _path(self, request: int) -> Path:
-        """Return the beginnings of a request: those of its prompt, and its earlier turns."""
-        path, turns = self._shared_path(request), self._turns or {}
-        return [*path, (_turn_name(request), turns[request])] if request in turns else path
+    def _keep(self, request: int) -> tuple[int, int, int]:
+        """Return the last beginning of a completion: its name, first token and the one after."""
+        assert self._reused is not None
+        # Its last token was not fed to the model.
+        path = self._reused.add((*self._prompts[request], *self.answers[request][:-1]))
+        name, end = path[-1]
+        return name, path[-2][1] if path[1:] else 0, end
 
     def _append_up_to_cap(self, request: int, tokens: Sequence[int]) -> int:
         """Add tokens up to the end; return how many are beyond it."""
@@ -369,25 +364,13 @@ class HuggingFaceEngine:
         ]
         for request in finished:
             del self._slot_of[request]
-            keep = None
-            if self._turns is not None:
-                # Its last token was not fed to the model.
-                tokens = len(self._prompts[request]) + len(self.answers[request]) - 1
-                self._turns[int(request)] = tokens
-                path = self._shared_path(int(request))
-                keep = _turn_name(int(request)), path[-1][1] if path else 0, tokens
-            self._residence.finish(int(request), keep)
+            self._residence.finish(int(request), None if self._reused is None else self._keep(request))
         return finished
 
     def _ended(self, request: int) -> bool:
         tokens = self.answers[request]
         ended = self._rule.ended(self._names[request], tokens)
         return tokens[-1] in self._eos if ended is None else ended
-
-
-def _turn_name(request: int) -> int:
-    """Return the name of a request's earlier turns among beginnings; those of prompts are not negative."""
-    return -1 - request
 
 
 def _refuse_unlike(problem: Problem, prompts: Sequence[Sequence[int]]) -> None:

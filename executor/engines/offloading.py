@@ -182,6 +182,10 @@ class OffloadingBatch:
         """Drop shared beginnings that no further prompt begins with, by default all."""
         self._batch.forget(names)
 
+    def split(self, name: int, tokens: int, head: int) -> None:
+        """Give the first tokens of a beginning a name of their own."""
+        self._batch.split(name, tokens, head)
+
     def drop(self, request: int) -> None:
         """Drop a restored request, which does not continue."""
         self._suspended.pop(request, None)

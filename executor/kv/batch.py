@@ -225,6 +225,10 @@ class RunningBatch(ABC):
         else:
             self._store.keep_row(row, *keep)
 
+    def split(self, name: int, tokens: int, head: int) -> None:
+        """Give the first tokens of a beginning a name of their own."""
+        self._store.split(name, tokens, head)
+
     @torch.inference_mode()
     def take(self, slot: int) -> Suspended:
         """Free a slot, and keep its request on the host."""

@@ -50,8 +50,10 @@ class KeptPrompts:
     def keep(
         self, prompt: Prompt, layers: Sequence[tuple[torch.Tensor, torch.Tensor]], logits: torch.Tensor
     ) -> None:
-        """Copy a prompt's KV cache if there is room."""
-        if self.tokens + layers[0][0].shape[1] <= self._most:
+        """Copy a prompt's KV cache, in place of the oldest ones if they leave no room."""
+        while self._kept and self.tokens + layers[0][0].shape[1] > self._most:
+            del self._kept[next(iter(self._kept))]
+        if layers[0][0].shape[1] <= self._most:
             copies = [(keys.clone(), values.clone()) for keys, values in layers]
             self._kept[prompt] = KeptPrompt(copies, logits.clone())
 

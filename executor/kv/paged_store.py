@@ -44,6 +44,7 @@ class _Beginning:
     kept: True while further rows may begin with it.
     """
 
+    name: int
     pages: list[int]
     rows: int = 0
     kept: bool = True
@@ -186,40 +187,49 @@ class PagedSlots(KeyValueStore):
         begin, first = 0, None
         for name, end in path:
             beginning = self._beginnings.get(name)
-            if beginning is not None and len(beginning.pages) != end - begin:
-                # It went on from other beginnings.
-                self.forget([name])
-                beginning = None
             if beginning is None:
                 first = begin if first is None else first
-                beginning = self._beginnings[name] = _Beginning(self._take(end - begin))
+                beginning = self._beginnings[name] = _Beginning(name, self._take(end - begin))
             beginning.rows += 1
             self._begins[row].append(beginning)
             _extend(places, row, begin, beginning.pages)
             begin = end
-        for name, _ in reversed(path):
-            # The order is that of their use, the ends of a path before its root.
-            self._beginnings[name] = self._beginnings.pop(name)
+        self._use(self._begins[row])
         return begin if first is None else first
 
-    def keep_row(self, row: int, name: int, begin: int, end: int) -> None:
-        """Make some tokens of a row a beginning, and wipe the row.
+    def _use(self, path: Sequence[_Beginning]) -> None:
+        """Note the use of beginnings, the ends of a path before its root."""
+        for beginning in reversed(path):
+            if beginning.kept:
+                self._beginnings[beginning.name] = self._beginnings.pop(beginning.name)
 
-        It goes on from beginnings of ``begin`` tokens, and takes the place of one of this name.
+    def keep_row(self, row: int, name: int, begin: int, end: int) -> None:
+        """Make some tokens of a row a new beginning, and wipe the row.
+
+        It goes on from beginnings of ``begin`` tokens.
         """
         begins, own = self._begins[row], self._own[row]
-        before = self._beginnings.get(name)
-        if before in begins:
-            begins.remove(before)
-            own = [*self._beginnings.pop(name).pages, *own]
-        self.forget([name])
         # A row that came back from the host holds all pages by itself.
         shared = sum(len(each.pages) for each in begins)
-        if begin >= shared:
-            self._beginnings[name] = _Beginning(own[begin - shared : end - shared])
-            own = own[: begin - shared] + own[end - shared :]
-        self._own[row] = own
+        if begin >= shared and name not in self._beginnings:
+            self._beginnings[name] = _Beginning(name, own[begin - shared : end - shared])
+            self._own[row] = own[: begin - shared] + own[end - shared :]
+            self._use(begins)
         self.wipe_row(row)
+
+    def split(self, name: int, tokens: int, head: int) -> None:
+        """Give the first tokens of a beginning a name of their own."""
+        tail = self._beginnings.get(name)
+        if tail is None:
+            return
+        first = _Beginning(head, tail.pages[:tokens], tail.rows)
+        tail.pages = tail.pages[tokens:]
+        for begins in self._begins:
+            if tail in begins:
+                begins.insert(begins.index(tail), first)
+        order = list(self._beginnings.values())
+        order.insert(order.index(tail) + 1, first)
+        self._beginnings = {beginning.name: beginning for beginning in order}
 
     def forget(self, names: Iterable[int] | None = None) -> None:
         """Drop beginnings that no further row begins with, by default all."""

@@ -114,6 +114,9 @@ class KeyValueStore(Cache):
         """Make some of a row's tokens a beginning of that name; by default only wipe it."""
         self.wipe_row(row)
 
+    def split(self, name: int, tokens: int, head: int) -> None:
+        """Give the first tokens of a beginning a name of their own; by default there are no beginnings."""
+
     @abstractmethod
     def read_row(self, row: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return views of a row's KV cache, (heads, tokens, head size)."""

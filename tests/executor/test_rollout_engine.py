@@ -68,8 +68,16 @@ def sequence(llm: LLM, seed: int) -> int:
     found: dict[Key, Completion] = {}
     cancelled = set[int]()
 
+    def drawn_prompt() -> Any:
+        if found and rng.random() < 0.5:
+            # A conversation that goes on as a prompt of its own, or branches off within its completion.
+            one = list(found.values())[rng.integers(len(found))]
+            cut = int(rng.integers(len(one.completion_ids) + 1))
+            return [*one.prompt_ids, *one.completion_ids[:cut], *rng.integers(97, 99, 2).tolist()]
+        return PROMPTS[rng.integers(len(PROMPTS))]
+
     def submit() -> None:
-        prompts = [PROMPTS[k] for k in rng.integers(len(PROMPTS), size=rng.integers(1, 4))]
+        prompts = [drawn_prompt() for _ in range(rng.integers(1, 4))]
         how = {"n": int(rng.integers(1, 4)), **WAYS[rng.integers(len(WAYS))]}
         how |= {"seed": len(asked) + 1} if "temperature" in how else {}
         how["max_tokens"] = rng.integers(1, 30, len(prompts)).tolist()
@@ -126,6 +134,35 @@ def test_prompts_that_come_while_others_decode_take_free_slots(llm: LLM) -> None
     assert report.requests == 3
     assert report.run_gap is not None
     assert report.run_gap >= 0
+
+
+def computed(llm: LLM) -> int:
+    assert llm._ran is not None
+    return sum(stage.tokens for stage in llm._ran.trace.stages if stage.kind == "prefill")
+
+
+def test_prompts_that_come_later_share_beginnings_with_earlier_ones(llm: LLM) -> None:
+    system = "You are asked for words, letters and numbers, and answer as shortly as you can. "
+    engine = llm.start()
+    engine.submit([system + "Reverse walnut."], max_tokens=60, ignore_eos=True)
+    engine.step()
+    engine.submit([system + "Spell 4096.", system + "Reverse apple."], max_tokens=[5, 30], ignore_eos=True)
+    found: dict[int, Completion] = {}
+    while 1 not in found:
+        found |= {one.index: one for one in engine.step()}
+    first = found[1]
+    talk = [*first.prompt_ids, *first.completion_ids, *llm.tokenizer.encode(" And 7?")]
+    engine.submit([talk, talk[:-1]], max_tokens=20)
+    found |= {one.index: one for one in engine.completions()}
+    assert len(found) == 5
+    # Each node of the tree of all prompts and completions once, and the last token of each prompt.
+    once = len(system + "Reverse walnut.") + len("Spell 4096.") + len("apple.") + len(" And 7?") + 1
+    assert once <= computed(llm) <= once + 4
+    gap = llm.report().run_gap
+    assert gap is not None
+    assert gap >= 0
+    for index, prompt in ((3, talk), (4, talk[:-1])):
+        assert next(llm.generate([prompt], max_tokens=20)).completion_ids == found[index].completion_ids
 
 
 def test_groups_come_whole_and_k_of_them_are_enough(llm: LLM) -> None:

@@ -18,6 +18,7 @@ from tier_cases import FAST, RAGGED, answers_of_generate, generate_alone
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
+from batchbound.executor.engines.beginnings import ReusedBeginnings
 from batchbound.executor.engines.huggingface import HuggingFaceEngine
 from batchbound.executor.kv.kept_prompts import KeptPrompts
 from batchbound.executor.kv.ragged import RaggedBatch
@@ -280,12 +281,12 @@ def test_what_the_window_tier_keeps_is_a_copy_within_its_room() -> None:
     kept.keep((0, 3), states, torch.ones(1, 4))
     kept.keep((1, 3), states, torch.ones(1, 4))
     assert kept.tokens == 3
-    assert kept.get((1, 3)) is None, "there is room for four tokens"
-    found = kept.get((0, 3))
+    assert kept.get((0, 3)) is None, "there is room for four tokens, and the oldest prompt goes"
+    found = kept.get((1, 3))
     assert found is not None
     states[0][0].zero_()
     assert found.layers[0][0].eq(1).all(), "a copy: the row it came from goes on"
-    kept.forget([0])
+    kept.forget([1])
     assert kept.tokens == 0
 
 
@@ -348,3 +349,28 @@ def test_512_requests_under_one_system_prompt_hold_little_more_than_their_distin
     trace = execute(problem, policy_named("fcfs", problem), engine)
     assert sum(stage.tokens for stage in trace.stages if stage.kind == "prefill") == 1000 + 512 * 20
     assert peak <= 1.15 * (1000 + 512 * 25)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_growing_tree_names_each_beginning_once_and_for_all(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    begin_of: dict[int, tuple[int, tuple[int, ...]]] = {}
+
+    def split(name: int, tokens: int, head: int) -> None:
+        begin, whole = begin_of[name]
+        begin_of[head] = begin, whole[: begin + tokens]
+        begin_of[name] = begin + tokens, whole
+
+    tree = ReusedBeginnings(split)
+    added = list[tuple[int, ...]]()
+    for _ in range(40):
+        tokens = tuple(rng.integers(2, size=rng.integers(1, 9)).tolist())
+        added.append(tokens)
+        end = 0
+        for name, through in tree.add(tokens):
+            begin_of.setdefault(name, (end, tokens[:through]))
+            assert begin_of[name] == (end, tokens[:through])
+            end = through
+        assert end == len(tokens)
+    prefixes = {tokens[:end] for tokens in added for end in range(1, len(tokens) + 1)}
+    assert sum(len(whole) - begin for begin, whole in begin_of.values()) == len(prefixes)
