@@ -38,12 +38,13 @@ from .data.readers.server_run import ServerRun, is_timed, read_timed_requests
 from .data.readers.tables import read_lengths
 from .executor.reports.audit_page import Losses, Occupancy, save_audit_page
 from .executor.reports.iteration_audit import (
+    WORK,
     IterationAudit,
     audit_iterations,
+    audit_log,
     order_audit,
     orders_of,
 )
-from .executor.reports.log_audit import WORK, audit_log
 from .executor.reports.prompt_audit import PromptAudit
 from .executor.reports.run_assumptions import kinds_under
 from .heuristics.iterations.fitted_audit import estimate_seconds, simulated_orders

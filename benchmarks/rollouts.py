@@ -52,13 +52,13 @@ from batchbound.heuristics.unknown_lengths.agreement import prompt_scores
 from batchbound.heuristics.unknown_lengths.groups import has_groups
 from batchbound.heuristics.unknown_lengths.lengths import NOTHING, Known
 from batchbound.heuristics.unknown_lengths.registry import hidden_policy, without_lengths
-from batchbound.models.bounds.makespan import best_bound
-from batchbound.planning.history import History
-from batchbound.planning.unknown_lengths import (
+from batchbound.hidden_lengths import (
     drawn_makespans,
     simulate_hidden,
     simulate_hidden_steps,
 )
+from batchbound.models.bounds.makespan import best_bound
+from batchbound.planning.history import History
 
 DATA = Path(os.environ.get("BATCHBOUND_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
 

@@ -12,7 +12,6 @@ import inspect
 import math
 import operator
 import os
-import tomllib
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass
@@ -33,7 +32,7 @@ from typing import (
     overload,
 )
 
-from ..data.files.disk import InputError
+from ..data.files.disk import InputError, read_toml
 from ..data.files.outputs import refuse_outputs
 
 P = ParamSpec("P")
@@ -378,12 +377,7 @@ def table_of(path: PathText, table: str, record: type[Options]) -> dict[str, Any
     InputError
         If the file is no TOML, or names an option that there is not.
     """
-    try:
-        stated = tomllib.loads(Path(path).read_text(encoding="utf-8")).get(table, {})
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InputError(
-            f"is no TOML file that can be read ({error})", file=path, hint="Correct it."
-        ) from None
+    stated = read_toml(path).get(table, {})
     known = _by_name(record)
     for name in stated:
         if name not in known:

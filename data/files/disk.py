@@ -9,10 +9,11 @@ import json
 import os
 import re
 import tempfile
+import tomllib
 from collections.abc import Iterator
 from io import TextIOWrapper
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 
@@ -81,6 +82,14 @@ def text_lines(path: str | os.PathLike[str]) -> Iterator[str]:
     except UnicodeDecodeError:
         read_text(path)  # its error names the byte
         raise
+
+
+def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the tables of a TOML file; raise InputError if it is none."""
+    try:
+        return tomllib.loads(read_text(path))
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"is not a TOML file: {error}", file=path, hint="Correct it.") from None
 
 
 def read_json_object(path: str | os.PathLike[str]) -> dict[str, object]:

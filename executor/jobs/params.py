@@ -4,23 +4,11 @@ from __future__ import annotations
 
 import os
 import random
-import tomllib
 from dataclasses import dataclass, field, fields, is_dataclass
-from pathlib import Path
 from typing import Any
 
-from ...data.files.disk import InputError, read_text
-from ...data.files.record import record, refuse_unknown
+from ...data.files.params import read_params
 from ...heuristics.serving.in_flight import RUNNING_SHARE
-
-TABLE = "run"
-"""Name of the table in a TOML file."""
-
-OTHER_TABLES = ("search", "bounds")
-"""Tables of the same file with planning parameters."""
-
-_HINT = "Correct it, or leave it out for the default."
-
 
 LARGEST_REPLIES = 2**26
 """Most bytes of all replies in transit, by default."""
@@ -156,24 +144,7 @@ class RunParams:
         InputError
             If the file cannot be read, or holds an unknown or impossible parameter.
         """
-        try:
-            document = tomllib.loads(read_text(Path(path)))
-        except tomllib.TOMLDecodeError as error:
-            raise InputError(f"is not a TOML file: {error}", file=path, hint="Correct it.") from None
-        unknown = sorted(set(document) - {TABLE, *OTHER_TABLES})
-        if unknown:
-            hint = f"Its tables are {', '.join((TABLE, *OTHER_TABLES))}."
-            raise InputError(f"has {unknown[0]!r}", file=path, hint=hint)
-        table = document.get(TABLE, {})
-        refuse_unknown(cls, table, file=path, within=TABLE, hint=f"Choose from {_names(cls)}.")
-        if isinstance(table, dict):
-            hint = f"Choose from {_names(Patience)}."
-            refuse_unknown(Patience, table.get("patience"), file=path, within=f"{TABLE}.patience", hint=hint)
-        return record(cls, table, file=path, within=TABLE, hint=_HINT)
-
-
-def _names(kind: type) -> str:
-    return ", ".join(parameter.name for parameter in fields(kind))
+        return read_params(cls, path, "run")
 
 
 def _check(params: Any) -> None:

@@ -22,11 +22,19 @@ from ...data.claims.assumptions import (
 from ...data.costs.iteration_rates import IterationRates
 from ...data.iterations import UNLIMITED, EngineLimits, IterationBound, Predicted, Sequences
 from ...data.prefix_tree import PrefixTree
+from ...data.readers.iteration_log import IterationLog
 from ...data.readers.server_run import ServerRun
 from ...heuristics.serving.release import predict
 from ...models.bounds.iterations import iteration_bound
 from .prompt_audit import PromptAudit, audit_prompts
 from .run_assumptions import Claim, claim_of, kinds_under
+
+WORK = "full iterations of the same work"
+BEFORE = "empty slots while prompts were still to come"
+TAIL = "empty slots after the last prompt"
+DECODE = "decode iterations"
+MIXED = "iterations with prompts"
+AFTER = "iterations after the last prompt"
 
 ORDER = "order: beyond longest first"
 AGAIN = "order: prompts computed again after eviction"
@@ -251,3 +259,44 @@ def _simulated(
         found[name] = predict(sequences, limits, order) if same is None else found[same]
     known = {name: one for name, one in found.items() if one is not None}
     return known if len(known) == len(found) else {}
+
+
+@dataclass(frozen=True, slots=True)
+class LogAudit:
+    """Iterations of a log by the use of their slots.
+
+    sequences: Slots of the engine.
+    parts: Iterations by cause, with an empty slot as a share of one; they add up to ``counted``.
+    seconds: Seconds of the iterations by kind, which add up to the engine's busy seconds.
+    """
+
+    counted: int
+    sequences: int
+    parts: Mapping[str, float]
+    seconds: Mapping[str, float]
+
+
+def audit_log(log: IterationLog, sequences: int) -> LogAudit:
+    """Split the empty slots of an engine by cause."""
+    rows = log.chunks + log.decodes
+    if int(rows.max()) > sequences:
+        raise ValueError(f"{int(rows.max())} requests ran in an iteration, more than {sequences}")
+    with_prompts = np.flatnonzero(log.chunks)
+    last = int(with_prompts[-1]) if with_prompts.size else -1
+    after = np.arange(len(log)) > last
+    empty = (sequences - rows) / sequences
+    mixed = ~after & (log.chunks > 0)
+    return LogAudit(
+        counted=len(log),
+        sequences=sequences,
+        parts={
+            WORK: float(rows.sum()) / sequences,
+            BEFORE: float(empty[~after].sum()),
+            TAIL: float(empty[after].sum()),
+        },
+        seconds={
+            MIXED: float(log.seconds[mixed].sum()),
+            DECODE: float(log.seconds[~after & ~mixed].sum()),
+            AFTER: float(log.seconds[after].sum()),
+        },
+    )

@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import os
-import tomllib
-from dataclasses import dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass
 
-from ...data.files.disk import InputError
-from ...data.files.record import record
-
-TABLE = "bounds"
-"""Name of the table in a TOML file."""
+from ...data.files.params import read_params
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +51,4 @@ class BoundParams:
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> BoundParams:
         """Return the table ``[bounds]`` of a TOML file, with defaults."""
-        try:
-            table = tomllib.loads(Path(path).read_text(encoding="utf-8")).get(TABLE, {})
-        except (OSError, ValueError) as error:
-            raise InputError(f"is no TOML file: {error}", file=path) from None
-        names = [field.name for field in fields(cls)]
-        unknown = sorted(set(table) - set(names)) if isinstance(table, dict) else []
-        if unknown:
-            what = f"[{TABLE}] has no parameter {unknown[0]!r}"
-            raise InputError(what, file=path, hint=f"Choose from {', '.join(names)}.")
-        try:
-            return record(cls, table, file=path, within=TABLE)
-        except ValueError as error:
-            if isinstance(error, InputError):
-                raise
-            raise InputError(str(error), file=path, where=f"[{TABLE}]") from None
+        return read_params(cls, path, "bounds")

@@ -5,26 +5,15 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from pathlib import Path
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import get_type_hints
 
-from ...data.files.disk import InputError, read_text
-from ...data.files.record import record, refuse_unknown
+from ...data.files.disk import InputError
+from ...data.files.params import read_params
 from ...models.bounds.params import BoundParams
 from .core.parameters import CoreParameters
 from .stages.parameters import StageTimeParameters
-
-TABLE = "search"
-"""Name of the table in a TOML file."""
-
-OTHER_TABLES = ("bounds", "run")
-"""Other tables of such a file."""
-
-_HINT = "Correct it, or leave it out for the default."
 
 
 class ParamsError(InputError):
@@ -108,26 +97,5 @@ class SearchParams:
         Parameters that are left out keep their defaults. Raises InputError if the file cannot be read, or
         holds an unknown or impossible parameter.
         """
-        try:
-            document = tomllib.loads(read_text(Path(path)))
-        except tomllib.TOMLDecodeError as error:
-            raise InputError(f"is not a TOML file: {error}", file=path, hint="Correct it.") from None
-        tables = (TABLE, *OTHER_TABLES)
-        if unknown := sorted(set(document) - set(tables)):
-            raise InputError(f"has {unknown[0]!r}", file=path, hint=f"Its tables are {', '.join(tables)}.")
-        table = document.get(TABLE, {})
-        _refuse_unknown(cls, table, path, TABLE)
-        params = record(cls, table, file=path, within=TABLE, hint=_HINT)
+        params = read_params(cls, path, "search", apart=("bounds",))
         return dataclasses.replace(params, bounds=BoundParams.from_file(path))
-
-
-def _refuse_unknown(kind: type, table: object, path: str | os.PathLike[str], within: str) -> None:
-    if not isinstance(table, dict):
-        return
-    known = [parameter.name for parameter in fields(kind) if parameter.name != "bounds"]
-    if "bounds" in table:
-        raise InputError("the field is unknown", file=path, where=f"field '{within}.bounds'", hint=_HINT)
-    refuse_unknown(kind, table, file=path, within=within, hint=f"Choose from {', '.join(known)}.")
-    for name, nested in get_type_hints(kind).items():
-        if isinstance(nested, type) and dataclasses.is_dataclass(nested) and name in table:
-            _refuse_unknown(nested, table[name], path, f"{within}.{name}")

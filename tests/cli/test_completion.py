@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from batchbound.cli import COMMANDS, main, whole_parser
-from batchbound.cli.completion import SHELLS, completion_script
+from batchbound.cli.parser import SHELLS, completion_script
 
 ASK = r"""
 source "$1"; shift

@@ -92,11 +92,11 @@ def test_parameters_are_read_from_a_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[bounds]\nslot_ends = true\n", r"lean.toml: \[bounds\] has no parameter 'slot_ends'"),
+        ("[bounds]\nslot_ends = true\n", r"lean.toml, field 'bounds.slot_ends': the field is unknown"),
         ("[bounds]\noff = 3\n", "off"),
         ("[bounds]\ntime_share = 0.0\n", "time_share"),
         ("bounds = 3\n", "bounds"),
-        ("[bounds\n", "is no TOML file"),
+        ("[bounds\n", "is not a TOML file"),
     ],
 )
 def test_a_table_that_is_wrong_is_refused_by_name(text: str, message: str, tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from builders import PAPER, workload_of
 
+from batchbound import hidden_lengths
 from batchbound.data.arrays import IntArray
 from batchbound.data.lengths.interval import Interval
 from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
-from batchbound.planning import unknown_lengths
+from batchbound.hidden_lengths import drawn_makespans, simulate_hidden
 from batchbound.planning.history import History
 from batchbound.planning.predictive import (
     STEP_DEVIATIONS,
@@ -22,7 +23,6 @@ from batchbound.planning.predictive import (
     deviation_of_steps,
     ranked_scores,
 )
-from batchbound.planning.unknown_lengths import drawn_makespans, simulate_hidden
 
 CAP = 2000
 GROUPS, SAMPLES = 24, 4
@@ -161,7 +161,7 @@ def test_without_a_cap_nothing_is_expected_beyond_twice_the_longest_seen(count: 
 
 @pytest.mark.slow
 def test_the_interval_holds_as_often_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unknown_lengths, "SAMPLES", {})  # fewer sets of lengths, as for large jobs
+    monkeypatch.setattr(hidden_lengths, "SAMPLES", {})  # fewer sets of lengths, as for large jobs
     held = 0
     for seed in range(40):
         effects = 0.15 * np.random.default_rng(1000 + seed).standard_normal(4)

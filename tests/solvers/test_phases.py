@@ -176,7 +176,7 @@ def test_a_bound_without_its_arguments_is_weaker() -> None:
         ("[search.core.spans]\ncoldest = -1", "coldest is -1.0; it must be above 0"),
         ("[search.core.spans]\ncoldest = nan", "coldest is nan"),
         ("[search.core]\nspans_memory_shares = [0.4, 2]", "spans_memory_shares"),
-        ("[bounds]\nheat = 1", "has no parameter 'heat'"),
+        ("[bounds]\nheat = 1", "field 'bounds.heat': the field is unknown. Choose from off"),
         ("[serach]\nshare = 1", "has 'serach'. Its tables are search"),
         ("search = 3", "3 is not an object"),
         ("share 1", "is not a TOML file"),
