@@ -20,15 +20,29 @@ def sequences(*pairs: tuple[int, int]) -> Sequences:
     return Sequences(np.array([p for p, _ in pairs]), np.array([a for _, a in pairs]))
 
 
-@given(
-    st.lists(st.tuples(st.integers(1, 3), st.integers(1, 3)), min_size=1, max_size=4),
-    st.integers(1, 3),
-    st.integers(1, 4),
-    st.sampled_from([None, (5, 1), (6, 2), (8, 2), (7, 3)]),
-)
+PAIRS = st.tuples(st.integers(1, 3), st.integers(1, 3))
+ROOMS = st.sampled_from([None, (5, 1), (6, 2), (8, 2), (7, 3)])
+
+
+@given(st.lists(PAIRS, min_size=1, max_size=3), st.integers(1, 3), st.integers(1, 4), ROOMS)
 @example([(1, 2)] * 4, 3, 3, (6, 2))  # three iterations only where a request that fits is put back
 @settings(max_examples=25, deadline=None)
 def test_no_bound_is_above_the_optimum(
+    pairs: list[tuple[int, int]], slots: int, budget: int, room: tuple[int, int] | None
+) -> None:
+    refuse_above_optimum(pairs, slots, budget, room)
+
+
+@pytest.mark.slow
+@given(st.lists(PAIRS, min_size=4, max_size=4), st.integers(1, 3), st.integers(1, 4), ROOMS)
+@settings(max_examples=25, deadline=None)
+def test_no_bound_is_above_the_optimum_of_four_requests(
+    pairs: list[tuple[int, int]], slots: int, budget: int, room: tuple[int, int] | None
+) -> None:
+    refuse_above_optimum(pairs, slots, budget, room)
+
+
+def refuse_above_optimum(
     pairs: list[tuple[int, int]], slots: int, budget: int, room: tuple[int, int] | None
 ) -> None:
     work = sequences(*pairs)

@@ -27,7 +27,7 @@ from batchbound.planning.fleet import make_fleet_plan
 from batchbound.simulating import _carried_out as simulate_plan
 
 COST = CostModel(0.004, 1e-5, 0.006, 2e-5)
-TWELVE = Problem(Workload.from_lengths([100] * 12, [128] * 12), COST, 12, kv_capacity=820)
+EIGHT = Problem(Workload.from_lengths([50] * 8, [64] * 8), COST, 8, kv_capacity=300)
 
 
 def planned(problem: Problem) -> Plan:
@@ -35,8 +35,8 @@ def planned(problem: Problem) -> Plan:
 
 
 @pytest.fixture(scope="module")
-def twelve() -> Plan:
-    return planned(TWELVE)
+def eight() -> Plan:
+    return planned(EIGHT)
 
 
 def drawn(seed: int) -> Problem:
@@ -51,8 +51,8 @@ def drawn(seed: int) -> Problem:
     return Problem(work, cost, int(rng.integers(2, 17)), kv_capacity=capacity)
 
 
-def test_a_plan_follows_a_policy_that_takes_less_by_evicting_requests(twelve: Plan) -> None:
-    plan = twelve
+def test_a_plan_follows_a_policy_that_takes_less_by_evicting_requests(eight: Plan) -> None:
+    plan = eight
     assert plan.followed is not None
     assert plan.followed.evictions > 0
     assert plan.claim is not None
@@ -70,18 +70,18 @@ def test_no_plan_takes_longer_than_a_policy_that_evicts() -> None:
 
 
 def test_without_evictions_a_plan_follows_its_schedule() -> None:
-    assert planned(replace(TWELVE, kv_capacity=10_000)).followed is None
-    schedule = make_plan(TWELVE, limits=Limits(work=4), evicting=False)
+    assert planned(replace(EIGHT, kv_capacity=10_000)).followed is None
+    schedule = make_plan(EIGHT, limits=Limits(work=4), evicting=False)
     assert schedule.followed is None
 
 
 def test_a_plan_names_the_rules_that_there_was_no_time_for() -> None:
-    schedule = make_plan(TWELVE, limits=Limits(work=4), evicting=False)
+    schedule = make_plan(EIGHT, limits=Limits(work=4), evicting=False)
     few = following_plan(schedule, most_requests=1)
     assert (few.followed, few.maker.message) == (None, "rules that evict requests, not tried: fcfs, learned")
     late = following_plan(schedule, until=0.0)
     assert late.followed is not None
-    # Twelve requests are counted before the clock is looked at.
+    # Eight requests are counted before the clock is looked at.
     assert (late.followed.policy, late.maker.message) == (
         "fcfs",
         "rules that evict requests, not tried: learned",
@@ -89,7 +89,7 @@ def test_a_plan_names_the_rules_that_there_was_no_time_for() -> None:
 
 
 def test_ctrl_c_while_rules_are_simulated_keeps_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
-    schedule = make_plan(TWELVE, limits=Limits(work=4), evicting=False)
+    schedule = make_plan(EIGHT, limits=Limits(work=4), evicting=False)
 
     def pressed(name: str, problem: Problem) -> Policy:
         if name != "fcfs":
@@ -116,12 +116,12 @@ def test_ctrl_c_between_the_parts_of_a_plan_keeps_it(moment: str, monkeypatch: p
         return real(*given, **named)
 
     monkeypatch.setattr(importlib.import_module(module), name, once)
-    plan = make_plan(TWELVE, limits=Limits(work=4))
-    assert (plan.maker.stopped_by, plan.schedule.check(TWELVE)) == ("interrupt", None)
+    plan = make_plan(EIGHT, limits=Limits(work=4))
+    assert (plan.maker.stopped_by, plan.schedule.check(EIGHT)) == ("interrupt", None)
 
 
 def test_a_proof_about_schedules_is_none_about_the_followed_policy() -> None:
-    schedule = make_plan(TWELVE, limits=Limits(work=4), evicting=False)
+    schedule = make_plan(EIGHT, limits=Limits(work=4), evicting=False)
     proven = replace(schedule, maker=replace(schedule.maker, stopped_by="proof"))
     plan = following_plan(proven)
     assert plan.followed is not None
@@ -129,7 +129,7 @@ def test_a_proof_about_schedules_is_none_about_the_followed_policy() -> None:
 
 
 def test_a_fleet_follows_a_policy_that_takes_less_by_evicting_requests(tmp_path: Path) -> None:
-    fleet = Fleet.of(replace(TWELVE, workload=Workload.from_lengths([100] * 24, [128] * 24)), 2)
+    fleet = Fleet.of(replace(EIGHT, workload=Workload.from_lengths([50] * 16, [64] * 16)), 2)
     plan = make_fleet_plan(fleet, limits=Limits(work=4))
     assert plan.followed is not None
     assert plan.followed.evictions > 0
@@ -146,8 +146,8 @@ def test_a_fleet_follows_a_policy_that_takes_less_by_evicting_requests(tmp_path:
         assert batchbound.verify(false) is not None, changed
 
 
-def test_what_a_followed_policy_is_said_to_take_is_simulated_again(twelve: Plan) -> None:
-    plan = twelve
+def test_what_a_followed_policy_is_said_to_take_is_simulated_again(eight: Plan) -> None:
+    plan = eight
     assert plan.followed is not None
     assert plan.bound is not None
     false = {
@@ -163,10 +163,10 @@ def test_a_plan_that_follows_a_policy_is_written_read_and_verified(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job, cost = tmp_path / "job.csv", tmp_path / "cost.json"
-    job.write_text("input_tokens,output_tokens\n" + "100,128\n" * 12)
+    job.write_text("input_tokens,output_tokens\n" + "50,64\n" * 8)
     cost.write_text(json.dumps({"batchbound_cost": 2, "cost": asdict(COST)}))
     path = str(tmp_path / "plan.json")
-    words = [str(job), "--slots", "12", "--kv-capacity", "820", "--first-token", "decode"]
+    words = [str(job), "--slots", "8", "--kv-capacity", "300", "--first-token", "decode"]
     assert main(["plan", *words, "--cost", str(cost), "--work", "4", "-o", path, "--json"]) == 0
     said = capsys.readouterr()
     found = json.loads(said.out)
@@ -187,25 +187,25 @@ def test_each_claim_says_that_it_is_of_schedules_without_evictions(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job, cost = tmp_path / "job.csv", tmp_path / "cost.json"
-    job.write_text("input_tokens,output_tokens\n" + "100,128\n" * 12)
+    job.write_text("input_tokens,output_tokens\n" + "50,64\n" * 8)
     cost.write_text(json.dumps({"batchbound_cost": 2, "cost": asdict(COST)}))
-    words = [str(job), "--slots", "12", "--first-token", "decode", "--cost", str(cost)]
+    words = [str(job), "--slots", "8", "--first-token", "decode", "--cost", str(cost)]
     commands = {"compare": ["--solvers", "lpt-ski"], "bound": [], "simulate": ["--policy", "lpt"]}
     for command, more in commands.items():
-        for capacity, said in (("820", True), ("9000", False)):
+        for capacity, said in (("300", True), ("9000", False)):
             assert main([command, *words, "--kv-capacity", capacity, *more]) == 0
             shown = capsys.readouterr()
             assert ("evict no request" in shown.out + shown.err or "evicts no request" in shown.out) is said
-    schedule = make_plan(TWELVE, limits=Limits(work=4), evicting=False)
+    schedule = make_plan(EIGHT, limits=Limits(work=4), evicting=False)
     assert "every schedule that evicts no request" in str(schedule)
-    assert "every schedule that evicts no request" in str(batchbound.solve(TWELVE, limits=Limits(work=4)))
-    assert "evicts" not in str(batchbound.solve(replace(TWELVE, kv_capacity=9_000), limits=Limits(work=4)))
+    assert "every schedule that evicts no request" in str(batchbound.solve(EIGHT, limits=Limits(work=4)))
+    assert "evicts" not in str(batchbound.solve(replace(EIGHT, kv_capacity=9_000), limits=Limits(work=4)))
 
 
 def test_a_plan_that_contradicts_its_bound_or_its_followed_policy_is_not_loaded(
-    twelve: Plan, tmp_path: Path
+    eight: Plan, tmp_path: Path
 ) -> None:
-    plan, path = twelve, tmp_path / "plan.json"
+    plan, path = eight, tmp_path / "plan.json"
     assert plan.bound is not None
     assert plan.followed is not None
     high = Bound(2 * plan.makespan, plan.bound.source, {"all": 2 * plan.makespan}, plan.bound.certificate)
@@ -221,7 +221,7 @@ def test_a_plan_that_contradicts_its_bound_or_its_followed_policy_is_not_loaded(
 
 
 def test_a_fleets_plan_names_how_many_rules_there_was_no_time_for() -> None:
-    fleet = Fleet.of(replace(TWELVE, kv_capacity=9_000), 2)
+    fleet = Fleet.of(replace(EIGHT, kv_capacity=9_000), 2)
     assert make_fleet_plan(fleet, limits=Limits(work=4)).maker.message == ""
     late = make_fleet_plan(fleet, limits=Limits(seconds=1e-9)).maker.message
     assert late.endswith(f"of {len(POLICIES)} built-in rules")
