@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .executor.jobs.params import Patience, RunParams
     from .executor.llm import LLM
     from .executor.partial import Partial, Until
-    from .executor.rollout import rollout_function
+    from .executor.rollout import replace_generation, rollout_function
     from .heuristics.registry import policy_named
     from .judging import verify
     from .models.exegpt.configuration import Targets
@@ -93,6 +93,7 @@ __all__ = [
     "profile",
     "read_mixed_job",
     "read_workload",
+    "replace_generation",
     "report",
     "rollout_function",
     "run",
@@ -144,6 +145,7 @@ _HOMES = {
     "policy_named": ".heuristics.registry",
     "read_mixed_job": ".planning.mixed_job",
     "read_workload": ".data.readers.requests",
+    "replace_generation": ".executor.rollout",
     "report": ".reporting",
     "rollout_function": ".executor.rollout",
     "predict": ".predicting",

@@ -8,17 +8,19 @@ import math
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import count
 from numbers import Real
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from ..data.lengths.history import prompt_key
 from ..data.readers.sampling import LogprobsMode, Sampling, refuse_unused
 from ..data.report import TAIL, TOOLS
 from .completion import Completion
 from .llm import DEFAULT_MAX_TOKENS, LLM, Prompt
+from .models.source import position_limit
 from .models.wrapped import unwrapped
+from .partial import Partial
 from .rollout_files import RolloutFiles
 from .tool_turns import ToolTurns
 
@@ -29,7 +31,9 @@ class Rollout(TypedDict):
     prompt_ids, completion_ids: Token ids.
     logprobs: Log-probability of each token; of the first turn only if tools were called.
     log_probabilities: The same of all turns.
-    finish_reason, versions: As in :class:`~.completion.Completion`.
+    finish_reason, versions: As in :class:`~.completion.Completion`; ``cut`` for a completion that ``until``
+        left unfinished.
+    env_mask: With ``until``, 1 for each token of a group that ended as a whole, else 0, which is no loss.
     """
 
     prompt_ids: list[list[int]]
@@ -38,6 +42,7 @@ class Rollout(TypedDict):
     log_probabilities: list[list[float]]
     finish_reason: list[str]
     versions: list[tuple[tuple[int, int], ...]]
+    env_mask: NotRequired[list[list[int]]]
 
 
 _OF_TRAINER = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -92,8 +97,9 @@ def rollout_function(
     **sampling
         Fields of :class:`~.sampling.Sampling`; by default the trainer's, else a temperature of 1. ``seed``
         is the seed of the first call; every call and process draws from its own streams. ``oversample=1.25``
-        draws a quarter more samples of each prompt, and keeps those that end first. The step then waits for
-        no straggler, and training is biased towards short completions.
+        draws a quarter more samples of each prompt, and keeps those that end first. ``until=Until(groups=6)``
+        ends the step with six whole groups; the others are masked and give no loss. The step then waits
+        for no straggler, and training is biased towards short completions.
 
     Returns
     -------
@@ -106,57 +112,200 @@ def rollout_function(
     InputError
         If the history cannot be written.
     """
-    oversample = sampling.pop("oversample", 1.0)
+    oversample, until = sampling.pop("oversample", 1.0), sampling.pop("until", None)
     if isinstance(oversample, bool) or not isinstance(oversample, Real) or oversample < 1:
         raise ValueError(f"oversample must be a number of at least 1, got {oversample!r}")
+    if until is not None and oversample != 1:
+        raise ValueError("oversample has no effect with until: give one of them")
     Sampling(**sampling)
     if sampling.get("n", 1) != 1:
         raise ValueError("n has no effect here: repeat a prompt for each of its completions")
     if history is not None and expected_tokens is not None:
         raise ValueError("expected_tokens has no effect with history: give one of them")
-    files = RolloutFiles(history, log)
-    calls = count()
+    return _Rollouts(
+        engine,
+        max_tokens,
+        {"log_probabilities": logprobs, "until": until},
+        expected_tokens,
+        on_completion,
+        RolloutFiles(history, log),
+        tool_seconds,
+        float(oversample),
+        sampling,
+    )
 
-    def rollout(prompts: Sequence[Prompt], trainer: object = None) -> Rollout:
-        settings = RolloutSettings.of(trainer, max_tokens, sampling)
-        refuse_other_model(trainer, engine)
-        seed = seed_of_call(settings.sampling.seed or 0, settings.process, settings.step, next(calls))
-        if expected_tokens is not None:
-            expected: Sequence[int] | None = expected_tokens(prompts)
+
+def replace_generation(trainer: Any, engine: LLM, **options: Any) -> None:
+    """Let TRL's trainer draw each turn with an engine; templates, tools, images and masks stay its own.
+
+    It replaces the trainer's ``_generate_single_turn``, which takes token ids and returns token ids and
+    log-probabilities. Turns of different completions then wait for each other, as in TRL.
+
+    Parameters
+    ----------
+    trainer
+        A ``GRPOTrainer`` without ``rollout_func``.
+    engine
+        Engine with the trained model.
+    **options
+        As for :func:`rollout_function`, without ``until``.
+
+    Raises
+    ------
+    ValueError
+        If the trainer has no such method, a ``rollout_func``, or an option has no effect.
+    """
+    if not hasattr(trainer, "_generate_single_turn") or trainer.rollout_func is not None:
+        raise ValueError("a GRPOTrainer of TRL 1.16 without rollout_func is needed")
+    if options.get("until") is not None:
+        raise ValueError("until has no effect here, as TRL cannot leave completions out: use rollout_func")
+    rollouts = rollout_function(engine, **options)
+    assert isinstance(rollouts, _Rollouts)
+
+    def turn(prompt_ids: Sequence[Sequence[int]], images: Any, *_: Any, **__: Any) -> Any:
+        if images is not None:
+            raise ValueError("prompts with images cannot be served: leave the trainer's generation")
+        # A conversation may leave less than the trainer's cap, which it applies to all turns itself.
+        most, positions = trainer.max_completion_length, position_limit(unwrapped(engine.model).config)
+        room = [min(most, (positions or len(ids) + most) - len(ids)) for ids in prompt_ids]
+        rollout = rollouts.turn(prompt_ids, trainer, room)
+        return rollout["completion_ids"], rollout["logprobs"]
+
+    trainer._generate_single_turn = turn
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rollouts:
+    """Rollout function; its fields are the arguments of :func:`rollout_function`.
+
+    how: Arguments of :meth:`LLM.generate` that no trainer has.
+    """
+
+    engine: LLM
+    max_tokens: int | None
+    how: Mapping[str, Any]
+    expected_tokens: Callable[[Sequence[Prompt]], Sequence[int]] | None
+    on_completion: Callable[[Completion], None] | None
+    files: RolloutFiles
+    tool_seconds: float
+    oversample: float
+    sampling: Mapping[str, Any]
+    calls: count[int] = field(default_factory=count)
+
+    def __call__(self, prompts: Sequence[Prompt], trainer: object = None) -> Rollout:
+        """Return a completion for each prompt."""
+        if not getattr(trainer, "tools", None):
+            return self.turn(prompts, trainer)
+        if self.oversample > 1 or self.how["until"] is not None:
+            raise ValueError("oversample and until have no effect with tools: leave them out")
+        tools = ToolTurns(trainer, prompts, self.tool_seconds)
+        settings, how = self._settings(prompts, trainer)
+        del how["until"]
+        # The trainer owns templates, tools and environments, so it also makes the prompts.
+        drawn = self.engine.converse(tools.next_turn, tools.prompts, max_tokens=settings.max_tokens, **how)
+        completions = self._taken(prompts, drawn, [])
+        self._saw(prompts, completions, settings, trainer)
+        ids, values = tools.take_over([completions[at] for at in range(len(prompts))])
+        return Rollout(**{**_columns(completions), "completion_ids": ids, "logprobs": values})
+
+    def turn(self, prompts: Sequence[Prompt], trainer: object, room: Sequence[int] | None = None) -> Rollout:
+        """Return a completion of a single turn for each prompt, also where the trainer has tools.
+
+        room: Most tokens of each; by default those of the settings.
+        """
+        settings, how = self._settings(prompts, trainer)
+        more = _further(prompts, self.oversample)
+        if how["expected_tokens"] is not None:
+            how["expected_tokens"] = [*how["expected_tokens"], *(how["expected_tokens"][at] for at in more)]
+        drawn = [*prompts, *(prompts[at] for at in more)]
+        most = settings.max_tokens if room is None else [*room, *(room[at] for at in more)]
+        calls = self.engine.generate(drawn, max_tokens=most, chat_options=settings.chat_options, **how)
+        completions = self._taken(prompts, calls, more)
+        self._saw(prompts, completions, settings, trainer)
+        if self.how["until"] is None:
+            return _columns(completions)
+        return _with_cut(completions, [] if more else self.engine.unfinished)
+
+    def _settings(self, prompts: Sequence[Prompt], trainer: object) -> tuple[RolloutSettings, dict[str, Any]]:
+        settings = RolloutSettings.of(trainer, self.max_tokens, self.sampling)
+        refuse_other_model(trainer, self.engine)
+        seed = seed_of_call(settings.sampling.seed or 0, settings.process, settings.step, next(self.calls))
+        if self.expected_tokens is not None:
+            expected: Sequence[int] | None = self.expected_tokens(prompts)
         else:
-            expected = files.expected(prompts, settings.max_tokens)
-        tools = ToolTurns(trainer, prompts, tool_seconds) if getattr(trainer, "tools", None) else None
-        more = _further(prompts, float(oversample))
-        if more and tools is not None:
-            raise ValueError("oversample has no effect with tools: leave it out")
-        how: dict[str, Any] = {
-            "sampling": settings.with_seed(seed),
-            "max_tokens": settings.max_tokens,
-            "expected_tokens": None if expected is None else [*expected, *(expected[at] for at in more)],
-            "log_probabilities": logprobs,
-        }
-        if tools is None:
-            drawn = [*prompts, *(prompts[at] for at in more)]
-            found = engine.generate(drawn, chat_options=settings.chat_options, **how)
-        else:
-            # The trainer owns templates, tools and environments, so it also makes the prompts.
-            found = engine.converse(tools.next_turn, tools.prompts, **how)
-        answers = _first_of_each(prompts, found, more, on_completion)
-        files.saw(prompts, answers, settings.process)
-        _report_step(trainer, engine, len(answers))
-        ids = [list(answer.completion_ids) for answer in answers]
-        values = [list(answer.log_probabilities or ()) for answer in answers]
-        if tools is not None:
-            ids, values = tools.take_over(answers)
-        return Rollout(
-            prompt_ids=[list(answer.prompt_ids) for answer in answers],
-            completion_ids=ids,
-            logprobs=values,
-            log_probabilities=[list(answer.log_probabilities or ()) for answer in answers],
-            finish_reason=[answer.finish_reason for answer in answers],
-            versions=[answer.versions for answer in answers],
+            expected = self.files.expected(prompts, settings.max_tokens)
+        return settings, {**self.how, "sampling": settings.with_seed(seed), "expected_tokens": expected}
+
+    def _saw(
+        self,
+        prompts: Sequence[Prompt],
+        completions: Mapping[int, Completion],
+        settings: RolloutSettings,
+        trainer: object,
+    ) -> None:
+        in_order = [completions[at] for at in sorted(completions)]
+        self.files.saw(prompts, in_order, settings.process)
+        _report_step(trainer, self.engine, len(in_order))
+
+    def _taken(
+        self, prompts: Sequence[Prompt], drawn: Iterator[Completion], more: Sequence[int]
+    ) -> dict[int, Completion]:
+        """Return the completions of each prompt by position, as many as were asked for.
+
+        With further samples these are the first to end; the call then ends early.
+        """
+        places: defaultdict[str, list[int]] = defaultdict(list)
+        for at in reversed(range(len(prompts) if more else 0)):
+            places[prompt_key(prompts[at])].append(at)
+        done: dict[int, Completion] = {}
+        for completion in drawn:
+            at = completion.index
+            if more:
+                prompt = prompts[at] if at < len(prompts) else prompts[more[at - len(prompts)]]
+                own = places[prompt_key(prompt)]
+                if not own:
+                    continue
+                at = own.pop()
+            done[at] = replace(completion, index=at)
+            if self.on_completion is not None:
+                self.on_completion(done[at])
+            if more and len(done) == len(prompts):
+                break
+        drawn.close()  # type: ignore[attr-defined]
+        return done
+
+
+def _columns(completions: Mapping[int, Completion]) -> Rollout:
+    in_order = [completions[at] for at in sorted(completions)]
+    values = [list(completion.log_probabilities or ()) for completion in in_order]
+    return Rollout(
+        prompt_ids=[list(completion.prompt_ids) for completion in in_order],
+        completion_ids=[list(completion.completion_ids) for completion in in_order],
+        logprobs=values,
+        log_probabilities=values,
+        finish_reason=[completion.finish_reason for completion in in_order],
+        versions=[completion.versions for completion in in_order],
+    )
+
+
+def _with_cut(completions: Mapping[int, Completion], unfinished: Sequence[Partial]) -> Rollout:
+    """Return a rollout with unfinished completions, whose groups are masked as a whole."""
+    cut = {}
+    for left in unfinished:
+        # TRL needs a token.
+        ids = left.completion_ids or left.prompt_ids[-1:]
+        values = tuple(one.value for one in left.told or ()) or (0.0,)
+        cut[left.index] = Completion(
+            left.index, left.prompt_ids, ids, "", "length", values, versions=left.versions
         )
-
+    rollout = _columns({**completions, **cut})
+    broken = {left.prompt_ids for left in unfinished}
+    for at in cut:
+        rollout["finish_reason"][at] = "cut"
+    rollout["env_mask"] = [
+        [int(tuple(prompt) not in broken)] * len(ids)
+        for prompt, ids in zip(rollout["prompt_ids"], rollout["completion_ids"], strict=True)
+    ]
     return rollout
 
 
@@ -169,36 +318,6 @@ def _further(prompts: Sequence[Prompt], oversample: float) -> list[int]:
         of_prompt[prompt_key(prompt)].append(at)
     counts = {key: math.ceil((oversample - 1) * len(own) - 1e-9) for key, own in of_prompt.items()}
     return [own[0] for key, own in of_prompt.items() for _ in range(counts[key])]
-
-
-def _first_of_each(
-    prompts: Sequence[Prompt],
-    found: Iterator[Completion],
-    more: Sequence[int],
-    on_completion: Callable[[Completion], None] | None,
-) -> list[Completion]:
-    """Return as many completions of each prompt as were asked for, in their order.
-
-    With further samples these are the first to end; the call then ends early.
-    """
-    places: defaultdict[str, list[int]] = defaultdict(list)
-    for at in reversed(range(len(prompts) if more else 0)):
-        places[prompt_key(prompts[at])].append(at)
-    done: dict[int, Completion] = {}
-    for completion in found:
-        at = completion.index
-        if more:
-            own = places[prompt_key(prompts[at] if at < len(prompts) else prompts[more[at - len(prompts)]])]
-            if not own:
-                continue
-            at = own.pop()
-        done[at] = replace(completion, index=at)
-        if on_completion is not None:
-            on_completion(done[at])
-        if more and len(done) == len(prompts):
-            break
-    found.close()  # type: ignore[attr-defined]
-    return [done[at] for at in range(len(prompts))]
 
 
 @dataclass(frozen=True, slots=True)

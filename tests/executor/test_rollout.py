@@ -19,6 +19,7 @@ torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="the engine extra is not installed")
 
 from batchbound.executor.llm import LLM
+from batchbound.executor.partial import Until
 from batchbound.executor.rollout import Rollout, rollout_function
 from batchbound.executor.rollout_files import RolloutFiles
 
@@ -212,6 +213,25 @@ def test_rewards_may_read_why_completions_ended_and_by_which_weights(engine: LLM
     ):
         assert reason == ("length" if len(ids) == 7 else "stop")
         assert [count for _, count in versions] == [len(ids)]
+
+
+def test_a_step_ends_with_whole_groups_and_masks_the_others(engine: LLM) -> None:
+    prompts = [prompt for prompt in PROMPTS for _ in range(4)]
+    trainer = trainer_of(engine, max_completion_length=60)
+    rollout = rollout_function(engine, until=Until(groups=1))
+    answer = rollout(prompts, trainer)
+    assert answer["prompt_ids"] == [list(ids) for ids in engine.encoded(prompts, {})]
+    whole = [set(map(len, answer["completion_ids"][first : first + 4])) for first in (0, 4, 8)]
+    assert all(whole)
+    masked = [sum(map(sum, answer["env_mask"][first : first + 4])) for first in (0, 4, 8)]
+    for group, first in enumerate((0, 4, 8)):
+        reasons = answer["finish_reason"][first : first + 4]
+        assert ("cut" in reasons) == (masked[group] == 0)
+    assert 1 <= sum(tokens > 0 for tokens in masked) < 3
+    assert list(map(len, answer["env_mask"])) == list(map(len, answer["logprobs"]))
+    assert "env_mask" not in rollout_function(engine)(prompts, trainer)
+    with pytest.raises(ValueError, match="oversample has no effect with until"):
+        rollout_function(engine, until=Until(groups=1), oversample=1.5)
 
 
 def test_oversampling_keeps_the_first_to_end(engine: LLM) -> None:

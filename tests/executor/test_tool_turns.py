@@ -19,7 +19,7 @@ if trl_package is None or trl_package.origin is None:
     pytest.skip("the trl extra is not installed", allow_module_level=True)
 
 from batchbound.executor.llm import LLM
-from batchbound.executor.rollout import rollout_function
+from batchbound.executor.rollout import replace_generation, rollout_function
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -179,7 +179,14 @@ def weights(tokenizer: Any) -> Any:
 
 
 def trained(
-    weights: Any, tokenizer: Any, folder: Path, *, ours: bool, peft: Any = None, **arguments: Any
+    weights: Any,
+    tokenizer: Any,
+    folder: Path,
+    *,
+    ours: bool,
+    turns: bool = False,
+    peft: Any = None,
+    **arguments: Any,
 ) -> tuple[list[Any], LLM]:
     """Train some steps; return what each generation gave the trainer, and the engine."""
     import datasets
@@ -207,10 +214,12 @@ def trained(
         args=trl.GRPOConfig(**settings),
         train_dataset=datasets.Dataset.from_dict({"prompt": prompts * 4}),
         processing_class=tokenizer,
-        rollout_func=rollout_function(engine) if ours else None,
+        rollout_func=rollout_function(engine) if ours and not turns else None,
         peft_config=peft,
         **given,
     )
+    if turns:
+        replace_generation(trainer, engine)
     seen: list[Any] = []
     generate = trainer._generate
 
@@ -237,7 +246,7 @@ def trained(
     return seen, engine
 
 
-@pytest.mark.parametrize("kind", ["tools", "async", "environment", "once"])
+@pytest.mark.parametrize("kind", ["tools", "async", "environment", "once", "turns"])
 def test_turns_and_masks_are_those_of_trls_own_loop(
     weights: Any, tokenizer: Any, tmp_path: Path, kind: str
 ) -> None:
@@ -250,7 +259,7 @@ def test_turns_and_masks_are_those_of_trls_own_loop(
         given = {"environment_factory": Library, "top_k": 1, "max_steps": 2}
     if kind == "once":
         given["max_tool_calling_iterations"] = 1
-    ours, _ = trained(weights, tokenizer, tmp_path / "ours", ours=True, **given)
+    ours, _ = trained(weights, tokenizer, tmp_path / "ours", ours=True, turns=kind == "turns", **given)
     theirs, _ = trained(weights, tokenizer, tmp_path / "theirs", ours=False, **given)
     for mine, other in zip(ours[:-1], theirs[:-1], strict=True):
         for part in range(4):
@@ -261,7 +270,15 @@ def test_turns_and_masks_are_those_of_trls_own_loop(
         for name in ("reward", "tools/call_frequency", "tools/failure_frequency", "completions/mean_length"):
             assert mine[name] == pytest.approx(other[name])
     assert any(0 in mask for mask in ours[0][2])
-    assert logs[0][0]["rollout/waiting_for_tools"] >= 0
+    if kind == "turns":
+        # TRL applies its own tools and masks; we only draw, and say how likely the tokens are.
+        for _, ids, masks, _, told, *_, own in ours[:-1]:
+            for completion, mask, mine, values in zip(ids, masks, told, own, strict=True):
+                assert len(mine) == len(completion)
+                pairs = zip(mine, values, mask, strict=True)
+                assert all(abs(a - b) < 1e-4 for a, b, drawn in pairs if drawn)
+    else:
+        assert logs[0][0]["rollout/waiting_for_tools"] >= 0
 
 
 @pytest.mark.parametrize("adapter", [False, True], ids=["full", "peft"])

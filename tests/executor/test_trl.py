@@ -20,6 +20,7 @@ from builders import mostly_slow
 
 from batchbound.executor.llm import LLM
 from batchbound.executor.models.source import load_model
+from batchbound.executor.partial import Until
 from batchbound.executor.rollout import Rollout, rollout_function
 
 # What TRL and its peers say of their own futures is not ours to mend.
@@ -66,14 +67,21 @@ def reward(completions: list[Any], **_: Any) -> list[float]:
 
 
 def trained(
-    model: Any, tokenizer: Any, folder: Path, *, peft: Any = None, **arguments: Any
+    model: Any,
+    tokenizer: Any,
+    folder: Path,
+    *,
+    peft: Any = None,
+    reward: Any = reward,
+    until: Until | None = None,
+    **arguments: Any,
 ) -> tuple[Any, list[tuple[Rollout, list[list[float]]]]]:
     """Train three steps; return the trainer, and each rollout with TRL's own log-probabilities of it."""
     import datasets
     import trl
 
-    engine = LLM(model, tokenizer, slots=4)
-    rollout = rollout_function(engine)
+    engine = LLM(model, tokenizer, slots=4, policy="learned" if until is None else "fcfs")
+    rollout = rollout_function(engine, until=until)
     seen: list[tuple[Rollout, list[list[float]]]] = []
 
     def compared(prompts: Any, trainer: Any) -> Rollout:
@@ -160,6 +168,34 @@ def test_truncation_drops_no_completion_as_off_policy(
     assert len(norms[0]) == 3
     assert any(norm > 0 for norm in norms[0])
     assert norms[1] == pytest.approx(norms[0], rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rewarded", ["whole", "cut"])
+def test_groups_that_a_step_left_unfinished_train_nothing(
+    model: Any, tokenizer: Any, tmp_path: Path, rewarded: str
+) -> None:
+    def reward(prompts: list[str], finish_reason: list[str], **_: Any) -> list[float]:
+        cut = {prompt for prompt, reason in zip(prompts, finish_reason, strict=True) if reason == "cut"}
+        assert 0 < len(cut) < len(set(prompts))
+        return [float(k % 3) if (own in cut) == (rewarded == "cut") else 0.0 for k, own in enumerate(prompts)]
+
+    own, _ = trained(
+        model,
+        tokenizer,
+        tmp_path,
+        bf16=False,
+        reward=reward,
+        until=Until(groups=1),
+        per_device_train_batch_size=8,
+        num_generations=4,
+        logging_steps=1,
+    )
+    log = [entry for entry in own.state.log_history if "grad_norm" in entry]
+    assert len(log) == 3
+    for entry in log:
+        assert entry["reward_std"] > 0
+        assert (entry["grad_norm"] > 0) == (rewarded == "whole")
 
 
 @pytest.mark.slow
