@@ -1,16 +1,21 @@
 """
-An unmodified vLLM with its prefix cache, on jobs whose prompts share beginnings: counted and predicted.
+An unmodified vLLM with its prefix cache, on 18 jobs whose prompts share beginnings: counted and predicted.
 
 Kinds of jobs: questions on documents, rows under long system prompts, few-shot questions with endings. Each
-is tidy (in the order of its beginnings) or interleaved, and the KV cache holds a part of the tree of its
-prompts. Prompts are token ids; lengths are pinned by ``min_tokens``.
+is tidy (in the order of its beginnings) or interleaved, and the KV cache holds 0.3, 1 or 3 times the tree of
+its prompts. Lengths are known beforehand in every second job. Prompts are token ids; lengths are pinned by
+``min_tokens``.
 
-Ways: ``auto`` is ``batchbound run --server`` with known lengths, ``unknown`` the same without them; ``file``,
-``sorted``, ``longest`` and ``leaf`` send a file in that order as it is. The cache is emptied before each.
-Iterations and prompt tokens are those of vLLM's own log. ``predicted`` is the simulation of the order as
-sent, ``fcfs`` the simulated first come, first served, which the way ``file`` counts.
+Ways: ``auto`` is ``batchbound run --server``; ``file``, ``sorted``, ``longest`` and ``leaf`` send a file in
+that order as it is; ``longest`` orders by the true lengths, also where ``auto`` is told none. The cache is
+emptied before each. Iterations and prompt tokens are those of vLLM's own log. ``predicted`` is the simulation
+of the order as sent, ``fcfs`` the simulated first come, first served, which the way ``file`` counts.
 
-Run: ``python benchmarks/server_beginnings.py --vllm PATH [--model DIR] -o FILE``
+The seconds of all runs are fitted by one cost of an iteration, a prompt token and a decoded one. Counts
+priced by it compare the ways; the table names each job's order, its ratio to the best of the four others, its
+prompt tokens over those needed, and the errors of the predictions.
+
+Run: ``python benchmarks/server_beginnings.py --vllm PATH [--model DIR [--layers N]] -o FILE``
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ import json
 import os
 import random
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -28,13 +34,22 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from scipy.optimize import nnls
 from vllm_server import VllmServer, save_tiny_llama
 
 from batchbound.data.prefix_tree import PrefixTree
 
 SLOTS, BUDGET, BLOCK = 8, 512, 32
 
-WAYS = ("file", "sorted", "longest", "leaf", "auto", "unknown")
+WAITING = 64
+"""Requests that wait at the server, as ``auto`` lets them."""
+
+KINDS, PARTS = ("documents", "systems", "few-shot"), (0.3, 1.0, 3.0)
+
+SIMPLE = ("file", "sorted", "longest", "leaf")
+
+WAYS = (*SIMPLE, "auto")
 
 _LOGGED = re.compile(r"Iteration\(\d+\): (\d+) context requests, (\d+) context tokens, (\d+) generation")
 
@@ -47,6 +62,17 @@ class JobOf:
     tidy: bool
     part: float
 
+    @property
+    def known(self) -> bool:
+        """Whether lengths are known beforehand: of every second job."""
+        place = KINDS.index(self.kind) + (PARTS.index(self.part) if self.part in PARTS else 0)
+        return (place + self.tidy) % 2 == 0
+
+    @property
+    def name(self) -> str:
+        """The job in words."""
+        return f"{self.kind}, {'tidy' if self.tidy else 'interleaved'}, {self.part:g}"
+
 
 Row = tuple[tuple[int, ...], int, int]
 """Prompt, tokens of the completion, and the number of its leaf."""
@@ -54,7 +80,7 @@ Row = tuple[tuple[int, ...], int, int]
 
 def rows_of(job: JobOf, scale: float) -> list[Row]:
     """Draw a job's rows."""
-    rng = random.Random(f"{job.kind} {job.tidy}")
+    rng = random.Random(job.kind)
 
     def text(tokens: int) -> tuple[int, ...]:
         return tuple(rng.randint(3, 250) for _ in range(tokens))
@@ -117,22 +143,23 @@ def logged(server: VllmServer) -> tuple[int, int]:
     return len(busy), sum(busy)
 
 
-def measure(server: VllmServer, rows: list[Row], way: str, folder: Path) -> dict[str, Any]:
+def measure(server: VllmServer, job: JobOf, rows: list[Row], way: str, folder: Path) -> dict[str, Any]:
     """Run a job in one way."""
     server.post("/reset_prefix_cache", b"")
     batch = folder / f"{way}.jsonl"
-    write(in_order(rows, way), batch, lengths=way != "unknown")
-    order = "auto" if way in ("auto", "unknown") else "file"
+    write(in_order(rows, way), batch, lengths=job.known or way != "auto")
     before = logged(server)
-    words = ["run", str(batch), "--server", server.url, "--slots", str(SLOTS), "--order", order]
-    words += ["--batched-tokens", str(BUDGET), "-o", str(batch.with_suffix(".out")), "--overwrite", "--json"]
-    if order == "file":
-        words += ["--in-flight", str(3 * SLOTS)]
+    words = ["run", str(batch), "--server", server.url, "--slots", str(SLOTS), "--overwrite", "--json"]
+    words += ["--order", "auto" if way == "auto" else "file", "--batched-tokens", str(BUDGET)]
+    words += ["-o", str(batch.with_suffix(".out"))]
+    if way != "auto":
+        words += ["--in-flight", str(SLOTS + WAITING)]
     done = subprocess.run(
         [sys.executable, "-m", "batchbound", *words],
         capture_output=True,
         text=True,
-        env=os.environ | {"NO_PROXY": "*"},
+        # Costs that one run keeps would plan the next one.
+        env=os.environ | {"NO_PROXY": "*", "BATCHBOUND_COST_CACHE": str(folder / "costs" / way)},
         check=False,
     )
     if done.returncode:
@@ -142,9 +169,11 @@ def measure(server: VllmServer, rows: list[Row], way: str, folder: Path) -> dict
     tokens_simulated = ran.get("simulated_prompt_tokens", {})
     return {
         "way": way,
+        "known": job.known,
         "order": ran["order"],
         "iterations": iterations,
         "prompt_tokens": tokens,
+        "decodes": sum(row[1] - 1 for row in rows),
         "needed": ran.get("prompt_tokens_needed"),
         "counted_by_us": ran.get("prompt_tokens_computed"),
         "preemptions": ran["preemptions"],
@@ -154,46 +183,108 @@ def measure(server: VllmServer, rows: list[Row], way: str, folder: Path) -> dict
     }
 
 
-def runs_of(job: JobOf, options: argparse.Namespace, folder: Path, model: Path) -> Iterator[dict[str, Any]]:
-    """Yield a run for each way of a job."""
-    rows = rows_of(job, options.scale)
-    tree = PrefixTree.of_prompts([prompt for prompt, _, _ in rows], unit=BLOCK)
-    longest = max(len(prompt) + tokens for prompt, tokens, _ in rows)
-    blocks = max(round(job.part * tree.distinct_tokens), 2 * longest) // BLOCK + 1
-    name = f"{job.kind}, {'tidy' if job.tidy else 'interleaved'}, {job.part:g}"
+def runs_of(part: float, options: argparse.Namespace, folder: Path, model: Path) -> Iterator[dict[str, Any]]:
+    """Yield a run for each job and way with a KV cache for a part of the tree."""
+    jobs = {}
+    for job in (JobOf(kind, bool(tidy), part) for kind in options.kinds for tidy in options.tidy):
+        jobs[job] = rows_of(job, options.scale)
+    trees = [PrefixTree.of_prompts([prompt for prompt, _, _ in rows], unit=BLOCK) for rows in jobs.values()]
+    # One server serves the jobs, whose trees are about as large.
+    mean = statistics.fmean(tree.distinct_tokens for tree in trees)
+    longest = max(len(prompt) + tokens for rows in jobs.values() for prompt, tokens, _ in rows)
+    blocks = max(round(part * mean), 2 * longest) // BLOCK + 1
     limits = ["--block-size", str(BLOCK), "--num-gpu-blocks-override", str(blocks + 1)]
     limits += ["--max-num-seqs", str(SLOTS), "--max-num-batched-tokens", str(BUDGET)]
     limits += ["--enable-prefix-caching", "--max-model-len", "1024"]
-    with VllmServer(options.vllm, model, folder / f"{name}.log", limits, nice=options.nice) as server:
-        for way in options.ways:
-            run = {"name": name, **asdict(job), "requests": len(rows), "blocks": blocks}
-            yield run | measure(server, rows, way, folder)
+    with VllmServer(options.vllm, model, folder / f"{part:g}.log", limits, nice=options.nice) as server:
+        for job, rows in jobs.items():
+            for way in options.ways:
+                run = {"name": job.name, **asdict(job), "requests": len(rows), "blocks": blocks}
+                yield run | measure(server, job, rows, way, folder)
+
+
+def fitted(runs: list[dict[str, Any]]) -> tuple[float, float, float]:
+    """Return the seconds of an iteration, a prompt token and a decode, by least relative error."""
+    counts = np.array([[run["iterations"], run["prompt_tokens"], run["decodes"]] for run in runs], float)
+    seconds = np.array([run["seconds"] for run in runs])
+    iteration, token, decode = nnls(counts / seconds[:, None], np.ones(len(runs)))[0].tolist()
+    return iteration, token, decode
+
+
+def priced(run: dict[str, Any], cost: tuple[float, float, float]) -> float:
+    """Return a run's seconds by its counts."""
+    counts = (run["iterations"], run["prompt_tokens"], run["decodes"])
+    return sum(count * each for count, each in zip(counts, cost, strict=True))
+
+
+def table(runs: list[dict[str, Any]], cost: tuple[float, float, float]) -> Iterator[str]:
+    """Yield a line for each job, and one for all predictions."""
+    for name in dict.fromkeys(run["name"] for run in runs):
+        ways = {run["way"]: run for run in runs if run["name"] == name}
+        simple = {way: priced(run, cost) for way, run in ways.items() if way in SIMPLE}
+        if "auto" not in ways or not simple:
+            continue
+        auto, best = ways["auto"], min(simple, key=simple.__getitem__)
+        ratio, of_file = (priced(auto, cost) / simple[way] for way in (best, "file"))
+        needed = auto["prompt_tokens"] / auto["needed"] if auto["needed"] else float("nan")
+        yield (
+            f"{name:28} {'known' if auto['known'] else 'unknown':8} {ratio:6.3f} of {best:8}"
+            f" {of_file:6.3f} of file  {needed:6.3f} of needed  {auto['iterations']:5d}"
+            f" {auto['prompt_tokens']:6d}  predicted {auto['predicted']}  {auto['order']}"
+        )
+    errors = [abs(run["predicted"][0] / run["iterations"] - 1) for run in runs if run["predicted"][0]]
+    errors += [abs(run["predicted"][1] / run["prompt_tokens"] - 1) for run in runs if run["predicted"][1]]
+    if errors:
+        yield f"predicted: median {statistics.median(errors):.2%}, worst {max(errors):.2%} of {len(errors)}"
+
+
+def print_table(runs: list[dict[str, Any]]) -> None:
+    cost = fitted(runs)
+    print("cost of an iteration, a prompt token, a decode: {:.2g}, {:.2g}, {:.2g} s".format(*cost))
+    for line in table(runs, cost):
+        print(line)
+
+
+def cut_model(folder: Path, layers: int, to: Path) -> Path:
+    """Save the first layers of a model, which compute faster and count alike; return their folder."""
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, num_hidden_layers=layers)
+    model.save_pretrained(to)
+    transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(to)
+    return to
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--vllm", default="vllm", help="the command that starts a server")
     parser.add_argument("--model", type=Path, help="folder of a model; by default a tiny random one")
+    parser.add_argument("--layers", type=int, help="of the model, from its first on")
     parser.add_argument("--nice", type=int, default=0, help="of the server")
     parser.add_argument("--scale", type=float, default=1.0, help="of the jobs' sizes")
-    parser.add_argument("--kinds", nargs="*", default=["documents", "systems", "few-shot"])
-    parser.add_argument("--parts", nargs="*", type=float, default=[0.3, 1.0, 3.0])
+    parser.add_argument("--kinds", nargs="*", default=list(KINDS))
+    parser.add_argument("--parts", nargs="*", type=float, default=list(PARTS))
     parser.add_argument("--tidy", nargs="*", type=int, choices=(0, 1), default=[0, 1])
     parser.add_argument("--ways", nargs="*", default=list(WAYS))
+    parser.add_argument("--read", nargs="*", type=Path, help="print the table of these outputs, without runs")
     parser.add_argument("-o", "--output", default="server_beginnings.json")
     options = parser.parse_args()
-    runs = []
+    if options.read:
+        print_table([run for path in options.read for run in json.loads(path.read_text())])
+        return
+    runs: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:
         model = options.model or Path(name) / "model"
         if options.model is None:
             save_tiny_llama(model)
-        for kind in options.kinds:
-            for part in options.parts:
-                for tidy in options.tidy:
-                    for run in runs_of(JobOf(kind, bool(tidy), part), options, Path(name), model):
-                        runs.append(run)
-                        print(json.dumps(run), flush=True)
-                        Path(options.output).write_text(json.dumps(runs, indent=1) + "\n")
+        elif options.layers is not None:
+            model = cut_model(model, options.layers, Path(name) / "model")
+        for part in options.parts:
+            for run in runs_of(part, options, Path(name), model):
+                runs.append(run)
+                print(json.dumps(run), flush=True)
+                Path(options.output).write_text(json.dumps(runs, indent=1) + "\n")
+    print_table(runs)
 
 
 if __name__ == "__main__":

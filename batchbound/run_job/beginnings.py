@@ -47,8 +47,10 @@ _MOST_GUESSED = 200_000
 _SEARCH = Limits(seconds=1.0)
 """Search time of an order, beyond the simple ones."""
 
-QUEUED = 2
-"""Slots' worth of requests that wait at a server, so that it admits them in order."""
+_QUEUED, _LEAST_QUEUED = 2, 64
+"""Slots' worth of requests that wait at a server, so that it admits them in order, and the fewest.
+
+Iterations of a few milliseconds end several requests before the client sends the next ones."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,6 +72,11 @@ class Beginnings:
         """Return whether the KV cache holds all prompts and completions together."""
         room = self.limits.kv_tokens
         return room is None or self.tree.distinct_tokens + int(output.sum()) <= room
+
+
+def queued(slots: int, servers: int) -> int:
+    """Return how many requests wait at each server; of several servers, fewer, to leave some to share."""
+    return max(_QUEUED * slots, _LEAST_QUEUED // servers)
 
 
 def read_beginnings(

@@ -25,7 +25,7 @@ from ..data.readers.server_metrics import ServerMetrics
 from ..data.readers.server_run import ServerCount, ServerRun, WholeJob
 from ..planning.release import FILE_ORDER, LONGEST_FIRST, PLAN, best_release, named_release
 from .batch_to_send import Batch, ServerOptions, read_batch, run_in, run_of
-from .beginnings import QUEUED, Beginnings, keep_rates, read_beginnings, traced, tree_release
+from .beginnings import Beginnings, keep_rates, queued, read_beginnings, traced, tree_release
 from .outputs import run_digest
 from .server_result import ServerResult
 
@@ -357,7 +357,7 @@ def _in_order(
         found = tree_release(beginnings, batch, options, len(options.urls), remark)
         if found is not None:
             release, home = found
-            job = replace(job, waiting=QUEUED * slots, home=home)
+            job = replace(job, waiting=queued(slots, len(options.urls)), home=home)
             return _ordered(job, release, slots, options, None, None), release
     again = 0 if batch.unknown else _asked_again(options, batch, limits)
     if again:

@@ -171,3 +171,12 @@ def test_two_servers_get_whole_documents(
     done = [sum(server.completions.values()) for server in servers]
     assert sum(done) == DOCUMENTS * QUESTIONS
     assert min(done) >= DOCUMENTS * QUESTIONS // 3
+
+
+def test_sixty_four_requests_wait_at_a_server_with_few_slots(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sent: list[str]
+) -> None:
+    batch = _write(tmp_path / "in.jsonl", tidy=False, lengths=True)
+    with FakeCachedServer(2, gate=6, total=DOCUMENTS * QUESTIONS, sent=sent, blocks=30) as fake:
+        assert main(run_words(batch, fake, "--slots", "2")) == 0
+    assert json.loads(capsys.readouterr().out)["in_flight"] == 2 + 64
