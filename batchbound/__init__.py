@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .data.report import Report
     from .data.trace import Trace
     from .drawing import gantt
+    from .executor.async_rollouts import AsyncRollouts
     from .executor.jobs.params import Patience, RunParams
     from .executor.llm import LLM
     from .executor.partial import Partial, Until
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LLM",
+    "AsyncRollouts",
     "Audit",
     "Bound",
     "ConfigurationSearch",
@@ -106,6 +108,7 @@ __all__ = [
 
 _HOMES = {
     "LLM": ".executor.llm",
+    "AsyncRollouts": ".executor.async_rollouts",
     "Audit": ".auditing",
     "Bound": ".data.bound",
     "ConfigurationSearch": ".searching",

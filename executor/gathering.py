@@ -10,7 +10,7 @@ from typing import Any
 from ..data.readers.sampling import Sampling
 from .completion import Completion
 from .llm import LLM
-from .models.wrapped import unwrapped
+from .models.wrapped import copy_weights
 from .rollout import seed_of_call
 
 
@@ -72,11 +72,7 @@ class Gathering:
     async def load(self, weights: Iterable[tuple[str, Any]]) -> None:
         """Load weights; running requests continue with these, and a new KV cache."""
         async with self._one_at_a_time:
-            own = unwrapped(self.engine.model).state_dict()
-            for name, weight in weights:
-                if name not in own or own[name].shape != weight.shape:
-                    raise ValueError(f"the model has no weight {name!r} of the shape {tuple(weight.shape)}")
-                own[name].copy_(weight)
+            copy_weights(self.engine.model, weights)
 
     async def _serve(self) -> None:
         while self._waiting:

@@ -7,7 +7,7 @@ DeepSpeed.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -128,6 +128,15 @@ def contents_of(model: Any) -> tuple[tuple[int, int], ...]:
     return tuple(
         (weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in model.parameters()
     )
+
+
+def copy_weights(model: Any, weights: Iterable[tuple[str, Any]]) -> None:
+    """Copy weights by name into a model; raise ValueError for one that it has not."""
+    own = unwrapped(model).state_dict()
+    for name, weight in weights:
+        if name not in own or own[name].shape != weight.shape:
+            raise ValueError(f"the model has no weight {name!r} of the shape {tuple(weight.shape)}")
+        own[name].copy_(weight)
 
 
 def _within(model: Any) -> Any | None:

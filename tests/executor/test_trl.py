@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
@@ -18,6 +20,7 @@ import runpy
 
 from builders import mostly_slow
 
+from batchbound.executor.async_rollouts import AsyncRollouts
 from batchbound.executor.llm import LLM
 from batchbound.executor.models.source import load_model
 from batchbound.executor.partial import Until
@@ -196,6 +199,104 @@ def test_groups_that_a_step_left_unfinished_train_nothing(
     for entry in log:
         assert entry["reward_std"] > 0
         assert (entry["grad_norm"] > 0) == (rewarded == "whole")
+
+
+def attention(query: Any, key: Any, value: Any, queries: Any, keys: Any, *_: Any, **how: Any) -> Any:
+    """Stand in for ``flash_attn_varlen_func``: each segment attends to its path, causally from its end."""
+    parts = []
+    for q0, q1, k0, k1 in zip(queries[:-1], queries[1:], keys[:-1], keys[1:], strict=True):
+        q, k, v = (states.transpose(0, 1) for states in (query[q0:q1], key[k0:k1], value[k0:k1]))
+        k, v = (states.repeat_interleave(len(q) // len(k), dim=0) for states in (k, v))
+        mask = torch.ones(q1 - q0, k1 - k0, dtype=torch.bool).tril(int((k1 - k0) - (q1 - q0)))
+        attended = torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, scale=how["softmax_scale"]
+        )
+        parts.append(attended.transpose(0, 1))
+    return torch.cat(parts)
+
+
+@pytest.mark.slow
+def test_groups_are_no_staler_than_asked_and_each_token_is_of_its_version(
+    model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import datasets
+    from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer, async_grpo_trainer, packing
+
+    monkeypatch.setattr(async_grpo_trainer, "get_peak_flops_per_device", lambda *_: None)
+    monkeypatch.setattr(packing, "_flash_attn", lambda: SimpleNamespace(flash_attn_varlen_func=attention))
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    weights: list[dict[str, Any]] = []
+    seen: list[tuple[int, Any]] = []
+
+    class Noted(AsyncRollouts):
+        def update_model_version(self, model_version: int) -> None:
+            if model_version:
+                own = self._engine.model.state_dict()
+                weights.append({name: weight.clone() for name, weight in own.items()})
+            super().update_model_version(model_version)
+
+    def reward(completion_ids: list[list[int]], score: list[int], **_: Any) -> list[float]:
+        odd = [sum(token % 2 for token in ids) for ids in completion_ids]
+        return [float(count * own) for count, own in zip(odd, score, strict=True)]
+
+    engine = LLM(transformers.AutoModelForCausalLM.from_pretrained(tmp_path), tokenizer, slots=6)
+    rows = [{"prompt": prompt, "score": k + 1} for k, prompt in enumerate(PROMPTS[:4])]
+    rollouts = Noted(
+        engine, rows, reward, num_generations=4, max_staleness=1, ahead=4, max_tokens=12, top_k=20
+    )
+    trainer = AsyncGRPOTrainer(
+        str(tmp_path),
+        reward,
+        AsyncGRPOConfig(
+            str(tmp_path / "out"),
+            max_steps=5,
+            per_device_train_batch_size=4,
+            gradient_accumulation_steps=1,
+            num_generations=4,
+            max_staleness=1,
+            token_budget=-1,
+            learning_rate=1e-2,
+            logging_steps=1,
+            report_to=[],
+            save_strategy="no",
+            use_cpu=True,
+            bf16=False,
+            gradient_checkpointing=False,
+        ),
+        processing_class=tokenizer,
+        train_dataset=datasets.Dataset.from_list(rows),
+        rollout_worker=rollouts,
+        weight_transfer=rollouts,
+    )
+    queue = trainer.rollout_queue
+    get = queue.get
+
+    def noted(**how: Any) -> Any:
+        sample = get(**how)
+        seen.append((trainer.model_version - sample.model_version, sample))
+        return sample
+
+    monkeypatch.setattr(queue, "get", noted)
+    trainer.train()
+    assert trainer.state.global_step == 5
+    log = [entry for entry in trainer.state.log_history if "ratio" in entry]
+    assert all(abs(entry["ratio"] - 1) < 0.5 for entry in log)
+    assert max(entry["sample/staleness_max"] for entry in log) <= 1
+    assert {age for age, _ in seen} <= {0, 1, 2}
+    assert len({sample.model_version for _, sample in seen}) > 2
+    judge = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    for _, sample in seen:
+        own = sample.completion_mask == 1
+        values = []
+        # A group is labelled with its oldest weights; later tokens may be of later ones.
+        for state in weights[sample.model_version - 1 : sample.model_version + 1]:
+            judge.load_state_dict(state)
+            with torch.no_grad():
+                logits = judge(torch.tensor(sample.input_ids)[None]).logits[0, :-1].log_softmax(-1)
+            values.append(logits.gather(-1, torch.tensor(sample.input_ids)[1:, None])[:, 0].numpy()[own[1:]])
+        apart = [abs(sample.old_log_probs[own] - one) for one in values]
+        assert np.min(apart, axis=0).max() < 1e-4
 
 
 @pytest.mark.slow
