@@ -11,8 +11,9 @@ from batchbound.data.arrays import FloatArray, IntArray
 from batchbound.data.lengths.pair import LengthPair
 from batchbound.heuristics.exegpt.dynamic_batch import DynamicBatch
 from batchbound.models.exegpt.configuration import ExecConfig, Strategy
+from batchbound.models.exegpt.row import LATENCY_QUANTILE
 from batchbound.models.exegpt.stage_seconds import StageSeconds
-from batchbound.models.exegpt.timeline import LATENCY_QUANTILE, Timeline
+from batchbound.models.exegpt.timeline import Timeline
 
 _SETTLING = 50
 """Decode iterations of a batch before the measured ones: how full the encoders' lead is has settled."""

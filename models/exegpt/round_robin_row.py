@@ -8,7 +8,7 @@ import numpy as np
 
 from ...data.arrays import FloatArray, IntArray
 from .configuration import ExecConfig, Performance
-from .row import Probe, RowTimeline
+from .row import Probe, StageCosts
 from .run_profile import WARMING_STEPS, seconds_after_encoding
 from .seconds_table import SecondsTable, rising, saving
 from .stage_seconds import Encoding, largest
@@ -26,7 +26,7 @@ class RoundRobinRow:
     most: Largest encoding batch.
     """
 
-    def __init__(self, timeline: RowTimeline, config: ExecConfig, most: int) -> None:
+    def __init__(self, timeline: StageCosts, config: ExecConfig, most: int) -> None:
         self.timeline = timeline
         self.stages = timeline.stage_seconds(
             timeline.cluster.devices, config.tensor_degree, config.tensor_groups

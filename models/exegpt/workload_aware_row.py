@@ -9,7 +9,7 @@ import numpy as np
 
 from ...data.arrays import FloatArray, IntArray
 from .configuration import ExecConfig, Performance
-from .row import Probe, RowTimeline
+from .row import Probe, StageCosts
 from .seconds_table import rising
 from .stage_seconds import largest
 
@@ -42,7 +42,7 @@ class WorkloadAwareRow:
     most: Largest encoding batch.
     """
 
-    def __init__(self, timeline: RowTimeline, config: ExecConfig, encoders: int, most: int) -> None:
+    def __init__(self, timeline: StageCosts, config: ExecConfig, encoders: int, most: int) -> None:
         self.timeline, self._encoders, self.most = timeline, encoders, most
         decoders = timeline.cluster.devices - encoders
         # Groups are formed among the decoders first: their latency is paid once a token.
