@@ -117,8 +117,8 @@ def sequence(llm: LLM, seed: int) -> int:
 
 
 @pytest.mark.parametrize("part", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(1, 20))])
-def test_tokens_of_ten_drawn_sequences_are_those_of_calls_of_their_own(llm: LLM, part: int) -> None:
-    assert sum(sequence(llm, 10 * part + seed) for seed in range(10)) > 20
+def test_tokens_of_drawn_sequences_are_those_of_calls_of_their_own(llm: LLM, part: int) -> None:
+    assert sum(sequence(llm, 3 * part + seed) for seed in range(3)) > 5
 
 
 def test_prompts_that_come_while_others_decode_take_free_slots(llm: LLM) -> None:
