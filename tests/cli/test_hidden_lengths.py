@@ -11,7 +11,6 @@ import pytest
 
 from batchbound import hidden_lengths
 from batchbound.cli import main
-from batchbound.planning import unknown_lengths
 from batchbound.planning.history import History
 
 HEADER = "step,group,id,input_tokens,output_tokens\n"
@@ -44,7 +43,7 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
 @pytest.fixture
 def few_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sample as few sets of lengths as for large jobs."""
-    monkeypatch.setattr(unknown_lengths, "SAMPLES", {})
+    monkeypatch.setattr(hidden_lengths, "SAMPLES", {})
 
 
 def test_a_hidden_job_stands_between_first_come_and_the_bound_that_knows_all(
