@@ -218,7 +218,8 @@ def _server_run(options: AuditOptions) -> Audit:
     tables, lost, remarks = _counted(found)
     endings = Endings.of(ran.endings)
     if endings is not None and endings.line is not None:
-        remarks = (*remarks, endings.line)
+        alone = f"; the same run with {endings.retry} sends these alone" if endings.retry else ""
+        remarks = (*remarks, endings.line + alone)
     if engines > 1:
         remarks = (*remarks, "no seconds: they are fitted to one engine, and there are several")
     elif found.broken or found.drafts != 0:

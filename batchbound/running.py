@@ -23,6 +23,7 @@ from .run_job.batch_to_send import ServerOptions
 from .run_job.earlier import next_plan, plan_beside
 from .run_job.on_servers import ServerWatching
 from .run_job.options import ModelOptions, RunOptions
+from .run_job.outputs import NOTHING_CUT
 from .run_job.prompts import has_prompts, lengths_repeat, plan_of_prompts, policy_of
 from .run_job.run import RunResult, Watching
 from .run_job.run import run as run_plan
@@ -108,8 +109,11 @@ def _run_once(
     let_go: Callable[[], None],
 ) -> Ran:
     source, made, repeats = options.source, _Made(), False
+    options = _for_retry(options)
     if has_prompts(options):
         made = _Made.of(plan_beside(options.answers))
+        if options.cut_cap is not None and not plan_beside(options.answers).exists():
+            raise InputError(NOTHING_CUT, file=options.answers, hint="Leave --retry out.")
         path = plan_of_prompts(options)
         plan, policy = Plan.load(path), options.policy
         if policy is None and options.replicas in (None, 1):
@@ -148,6 +152,15 @@ def _run_once(
             made.take_back()
         raise
     return Ran(result, options, repeats)
+
+
+def _for_retry(options: JobOptions) -> JobOptions:
+    """Return the options of a run that completes cut completions again: the earlier plan, another cap."""
+    cap = options.cap_of_retry
+    if cap is None:
+        return options
+    # Planned lengths are those of the completions that were cut.
+    return replace(options, longest_completion=None, cut_cap=cap, policy=options.policy or "fcfs-paced")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,11 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
 
 from .bound import PROVEN_WITHIN, Bound, gap_above
 from .claims.assumptions import AS_EXPECTED, AT_CAP
@@ -270,13 +272,15 @@ class Plan(Shown):
             " engines that share beginnings compute less"
         )
 
-    def repeats_in(self, computed: Sequence[int | None]) -> str:
+    def repeats_in(self, served: Iterable[str], computed: Sequence[int | None]) -> str:
         """Return the sentence on beginnings for a run of the plan.
 
+        served: Requests that the run served.
         computed: Prompt tokens with shared beginnings counted once, for each replica; None if it computes
             each prompt whole.
         """
-        whole, tokens = int(self.workload.input_tokens.sum()), sum(each or 0 for each in computed)
+        rows = np.isin(self.workload.ids, list(served))
+        whole, tokens = int(self.workload.input_tokens[rows].sum()), sum(each or 0 for each in computed)
         if not self.repeats or None in computed or tokens > (1 - LEAST_REPEATED) * whole:
             return self.repeats
         return f"{whole:,} prompt tokens, {tokens:,} of them computed: what prompts share was computed once"

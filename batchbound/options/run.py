@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data.files.disk import InputError
-from ..run_job.batch_to_send import RETRIED, Order, ServerOptions
+from ..run_job.batch_to_send import HIGHER_CAP, RETRIED, SAME_CAP, Order, ServerOptions
 from ..run_job.options import RunOptions
 from .model import LoadingOptions, ModelOptions
 from .option import Options, PathText, Rule, everyday, option
@@ -121,11 +121,11 @@ class SendingOptions(Options):
     )
     retry: tuple[str, ...] = option(
         (),
-        "rows of an earlier run to send again: failed, expired by --deadline, cut at max_tokens (then under"
-        " the cap of --longest-completion); may be repeated (default: failed and expired)",
+        "rows of an earlier run to complete again: cut at max_tokens (then under the cap of"
+        " --longest-completion), on a server also failed, or expired by --deadline; may be repeated"
+        " (default: on a server failed and expired)",
         choices=RETRIED,
         words="append",
-        needs=("server",),
     )
     header: tuple[str, ...] = option(
         (),
@@ -209,6 +209,19 @@ class JobOptions(RunOptions, LoadingOptions, PlanningOptions, SendingOptions):
         return ServerOptions(**stated | {"urls": self.server, "columns": self.columns_of()})
 
     @property
+    def cap_of_retry(self) -> int | None:
+        """Cap under which the model completes cut completions again; None without ``retry``."""
+        if not self.retry:
+            return None
+        if self.retry != ("cut",):
+            hint = "Leave it out: a model's errors repeat."
+            raise InputError(f"--retry {self.retry[0]} has no effect without --server", hint=hint)
+        if self.longest_completion is None:
+            raise InputError(SAME_CAP, hint=HIGHER_CAP)
+        self.refuse(("overwrite", "pinned", "replicas"), "with --retry, which keeps the other completions")
+        return self.longest_completion
+
+    @property
     def stalled(self) -> float:
         """Seconds without a finished stage until the run stops."""
         return float(self.stall_seconds or self.tuned.stall_seconds)
@@ -216,7 +229,11 @@ class JobOptions(RunOptions, LoadingOptions, PlanningOptions, SendingOptions):
 
 JobOptions.RULES = (
     Rule(
-        tuple(field.name for field in fields(JobOptions) if field.name not in (*_ON_SERVERS, "patience")),
+        tuple(
+            field.name
+            for field in fields(JobOptions)
+            if field.name not in (*_ON_SERVERS, "patience", "cut_cap")
+        ),
         excludes=("server",),
         hint="Leave it out: the server or the request's body decides.",
     ),

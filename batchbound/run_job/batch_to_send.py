@@ -33,6 +33,9 @@ Order = Literal["auto", "plan", "longest", "file"]
 RETRIED = ("failed", "expired", "cut")
 """Endings of rows that a run can repeat."""
 
+SAME_CAP = "--retry cut would cut the same completions again"
+HIGHER_CAP = "Add --longest-completion N, a higher cap."
+
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 """Name of an HTTP header."""
 
@@ -127,8 +130,7 @@ class ServerOptions:
         if isinstance(self.retry, str) or not set(self.retry) <= set(RETRIED):
             raise ValueError(f"retry is {self.retry!r}, not a tuple of {', '.join(RETRIED)}")
         if "cut" in self.retry and self.longest_completion is None:
-            hint = "Add --longest-completion N, a higher cap."
-            raise InputError("--retry cut would cut the same completions again", hint=hint)
+            raise InputError(SAME_CAP, hint=HIGHER_CAP)
         if isinstance(self.header, str):
             raise ValueError("header is a text, not a tuple of NAME=VALUE")
         if self.ca is not None:

@@ -100,6 +100,7 @@ def load_job(
         costs_known=plan.provenance.cost_source.get("name") != ASSUMED,
         repeatable=options.tuned.repeatable,
         adapters=_adapters(options, model if alone else None),
+        cut_cap=options.cut_cap,
     )
     if job.repeatable:
         # The digest needs log-probabilities for every request.

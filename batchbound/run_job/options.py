@@ -96,6 +96,9 @@ class RunOptions(SamplingOptions):
     patience: float | None = None
     """Seconds of silence until a replica is abandoned if another lives; by default never."""
 
+    cut_cap: int | None = None
+    """Cap under which a finished run's cut completions are completed again; None to repeat none."""
+
     @property
     def tuned(self) -> RunParams:
         """Parameters, read from a file if one is named."""

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from ..executor.jobs.job import Job
 
 
+NOTHING_CUT = "no finished run whose cut completions could run again"
+
+
 def trace_paths(trace: str, replicas: int) -> list[Path]:
     """Return the paths of a run's traces."""
     return (

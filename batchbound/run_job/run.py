@@ -6,10 +6,12 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast, overload
+
+import numpy as np
 
 from ..data.files.disk import InputError
 from ..data.files.outputs import refuse_outputs
@@ -19,6 +21,7 @@ from ..data.readers.completions import (
     Endings,
     batch_completions,
     is_parquet_name,
+    output_lines,
     read_completions,
 )
 from ..data.report import Report
@@ -30,7 +33,7 @@ from .configuration import refuse_unused, serving
 from .load import load_job, prompts_path
 from .on_servers import ServerWatching, run_on_servers
 from .options import ModelOptions, RunOptions
-from .outputs import RunFiles, finished_before, run_digest, run_identity
+from .outputs import NOTHING_CUT, RunFiles, finished_before, run_digest, run_identity
 from .server_result import ServerResult
 
 if TYPE_CHECKING:
@@ -58,6 +61,8 @@ class RunResult:
         Trace of each replica; without stages if nothing was left to run.
     report
         Report of the traces.
+    endings
+        Count of the completions by their ending.
     finished_before
         True if an earlier run had finished the job; traces and report are those of that run.
     """
@@ -67,19 +72,13 @@ class RunResult:
     completions: tuple[BatchCompletion, ...]
     traces: tuple[Trace, ...]
     report: Report
+    endings: Endings = field(default_factory=Endings)
     finished_before: bool = False
 
     @property
     def failed(self) -> int:
         """Number of requests with an error as completion."""
         return sum(one.error is not None for one in self.completions)
-
-    @property
-    def endings(self) -> Endings:
-        """Count of the completions by their ending."""
-        endings = Endings()
-        endings.add(self.completions)
-        return endings
 
 
 @overload
@@ -189,14 +188,16 @@ def _run_on_model(
     identity = run_identity(loaded, job, source, options)
     if not overwrite and (finished := _finished(chosen, files, job, identity)) is not None:
         return finished
+    if job.cut_cap is not None and not journal_path(files.output).exists():
+        raise InputError(NOTHING_CUT, file=files.output, hint="Leave --retry out.")
     serve = _serving(chosen, job, source, options, remark)
-    with Journal(journal_path(files.output), identity, options.tuned.journal_sync_seconds) as journal:
+    claimed = _journal_identity(identity, job)
+    with Journal(journal_path(files.output), claimed, options.tuned.journal_sync_seconds) as journal:
         refuse_outputs(files.all, overwrite or journal.ending, read)
         with nullcontext() if watching is None else watching(chosen, journal) as on_stage:
             outcome = serve(journal, on_stage=on_stage)
             journal.end()
-    completions, endings = tuple(batch_completions(job.lines(journal))), Endings()
-    endings.add(completions)
+    completions, endings = tuple(batch_completions(job.lines(journal))), _endings(job, journal)
     repeated = _repeated(job, journal, options.tuned.product_rows) | {"endings": endings.facts()}
     traces = tuple(replace(trace, engine={**trace.engine, **repeated}) for trace in outcome.traces)
     files.save(chosen, traces, path.parent, {"run": run_digest(identity), **repeated})
@@ -205,7 +206,7 @@ def _run_on_model(
         replace(Trace.empty(one.slots), engine=repeated) for one in chosen.fleet.replicas
     )
     found = report(chosen, traces, seconds=time.perf_counter() - begun)
-    return RunResult(chosen, files, completions, traces, found)
+    return RunResult(chosen, files, completions, traces, found, endings)
 
 
 def _repeated(job: Job, journal: Journal, rows: int) -> dict[str, object]:
@@ -223,8 +224,39 @@ def _finished(chosen: Plan, files: RunFiles, job: Job, identity: Mapping[str, ob
         return None
     # Planning again for the replicas may give a different plan.
     chosen = Plan.load(files.shared) if files.shared is not None and files.shared.is_file() else chosen
+    if job.cut_cap is not None and _begin_retry(files.output, job, identity):
+        return None
     written, traces = read_completions(files.output), files.read_traces(chosen, run_digest(identity))
-    return RunResult(chosen, files, written, traces, report(chosen, traces), finished_before=True)
+    endings = Endings()
+    endings.add(written)
+    return RunResult(chosen, files, written, traces, report(chosen, traces), endings, finished_before=True)
+
+
+def _begin_retry(output: Path, job: Job, identity: Mapping[str, object]) -> bool:
+    """Write the journal of a finished run again without what was cut below the new cap; return if any was."""
+    from ..executor.jobs.job import journal_path
+    from ..executor.jobs.journal import Journal
+
+    again = job.cut_below_cap(output_lines(output))
+    if again:
+        kept = job.kept(output_lines(output), again)
+        Journal.restore(journal_path(output), _journal_identity(identity, job), kept)
+    return bool(again)
+
+
+def _journal_identity(identity: Mapping[str, object], job: Job) -> Mapping[str, object]:
+    """Return what a journal's completions depend on: those of a retry also on the cap."""
+    return identity if job.cut_cap is None else {**identity, "retry": {"cut": job.cut_cap}}
+
+
+def _endings(job: Job, journal: Journal) -> Endings:
+    """Count the completions by their ending, with the caps that cut them."""
+    endings, retries = Endings(), len(job.plan.fleet.replicas) == 1 and not job.pinned
+    raised = np.where(retries & (job.most_tokens < job.room), job.most_tokens, 0)
+    caps = dict(zip((record.custom_id for record in job.prompts.records), raised.tolist(), strict=True))
+    for line in job.lines(journal):
+        endings.add(batch_completions([line]), caps[str(line["custom_id"])])
+    return endings
 
 
 def _for_replicas(plan: Plan, path: Path, options: RunOptions, remark: Callable[[str], None]) -> Plan:
@@ -244,6 +276,7 @@ def _refuse_unused(plan: Plan, path: Path, options: RunOptions) -> None:
         refuse_unused(plan, path, options)
         return
     single = {
+        "--retry": options.cut_cap,
         "--policy": options.policy,
         "--kv-tokens": options.kv_tokens,
         "--encode-device": options.encode_device,

@@ -27,12 +27,14 @@ def show(reported: Reported | ReportedServers, options: ReportOptions) -> int:
         _show_servers(reported, as_json=options.json)
         return 0
     if reported.gain is not None and not options.json:
-        repeats = reported.plan.repeats_in([reported.traces[0].distinct_tokens])
+        repeats = reported.report.repeats
         for line in gain_lines(reported.gain, reported.model, None, repeats=repeats):
             say(line)
     endings = reported.endings
     if endings is not None and endings.line is not None and not options.json:
         say(endings.line)
+        if endings.retry is not None:
+            say(f"  the same run with {endings.retry} completes these alone")
     show_report(reported.report, as_json=options.json)
     return 0
 

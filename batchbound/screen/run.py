@@ -26,7 +26,7 @@ from .gain import command_lines, gain_lines
 from .report import show_report
 from .server import detail_lines, server_lines
 from .streams import say
-from .terminal import WRONG_BOUND, is_verbose, note, typed_again, warn
+from .terminal import WRONG_BOUND, is_verbose, note, typed_again, typed_retry, warn
 
 
 def show(ran: Ran | ServerResult, options: JobOptions) -> int:
@@ -72,9 +72,8 @@ def _show_ran(ran: Ran) -> None:
         _show_gain(gain, ran)
     elif ran.served:
         _show_run(ran)
-    cut = result.endings.line
-    if cut is not None and not options.json and ran.served:
-        say(f"{cut}: a higher max_tokens lets them end")
+    if ran.served and not options.json:
+        _say_cut(result.endings)
     digest = traces[0].engine.get("digest")
     if digest is not None and not options.json:
         say(f"digest of tokens and log-probabilities: {digest}")
@@ -146,16 +145,14 @@ def note_empty(completions: Sequence[BatchCompletion], *, raw: bool) -> None:
     note(f"{empty:,} of {len(completions):,} completions are empty: the model ended them at once; {why}")
 
 
-def _say_cut_rows(result: ServerResult) -> None:
-    """Print how many completions of servers were cut, and the command that sends them under a higher cap."""
-    endings = Endings.of(result.run.endings)
+def _say_cut(endings: Endings | None) -> None:
+    """Print how many completions were cut, and the command that repeats them under a higher cap."""
     if endings is None or endings.line is None:
         return
     say(endings.line)
-    cap = 2 * int((result.run.completion_tokens // result.run.choices).max(initial=1))
-    command = f"{typed_again('--retry')} cut --longest-completion {cap}"
-    for line in command_lines("  under a higher cap:", command):
-        say(line)
+    if endings.retry is not None:
+        for line in command_lines("  under a higher cap:", typed_retry(endings.retry)):
+            say(line)
 
 
 def run_line(report: Report) -> str:
@@ -198,7 +195,7 @@ def _show_servers(result: ServerResult, options: JobOptions) -> bool:
     )
     for line in lines + (detail_lines(figures) if is_verbose() else []):
         say(line)
-    _say_cut_rows(result)
+    _say_cut(Endings.of(result.run.endings))
     files, details = f"{output}, {times}", f"details: batchbound audit {times}"
     for line in [f"{files}   {details}"] if len(files) + len(details) < 78 else [files, details]:
         say(line)

@@ -31,6 +31,16 @@ def typed_again(option: str) -> str:
     return shlex.join(["batchbound", *words, option])
 
 
+def typed_retry(retry: str) -> str:
+    """Return the typed command with other options of a retry, quoted."""
+    dropped, words, skips = retry.split()[::2], [], False
+    for word in _TYPED.get():
+        if not skips and word.partition("=")[0] not in (*dropped, "--overwrite"):
+            words.append(word)
+        skips = word in dropped
+    return shlex.join(["batchbound", *words, *retry.split()])
+
+
 def set_voice(*, quiet: bool, verbose: bool) -> None:
     """Print only errors from now on, or more than usual."""
     _QUIET.set(quiet)

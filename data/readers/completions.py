@@ -236,28 +236,42 @@ class Endings:
 
     reasons: Completions of each finish reason, as the engine names it.
     empty: Completions cut at their cap before a text began, as of a model that still thinks.
+    cap: Largest cap that cut a completion, in tokens; 0 if none or nothing but the model's context did.
     """
 
     reasons: Counter[str] = field(default_factory=Counter)
     empty: int = 0
+    cap: int = 0
 
     @classmethod
     def of(cls, facts: object) -> Endings | None:
         """Return the endings that :meth:`facts` gave, or None."""
-        reasons, empty = _at(facts, "reasons"), _at(facts, "empty")
-        return cls(Counter(reasons), empty) if isinstance(reasons, dict) and type(empty) is int else None
+        reasons, empty, cap = (_at(facts, name) for name in ("reasons", "empty", "cap"))
+        if not isinstance(reasons, dict) or type(empty) is not int:
+            return None
+        return cls(Counter(reasons), empty, cap if type(cap) is int else 0)
 
-    def add(self, completions: Iterable[BatchCompletion]) -> None:
-        """Count completions; those with an error have no ending."""
+    def add(self, completions: Iterable[BatchCompletion], cap: int | None = None) -> None:
+        """Count completions; those with an error have no ending.
+
+        cap: Most tokens of each; None if unknown, 0 if a higher cap could not lengthen them.
+        """
         for row in completions:
             if row.error is None:
                 self.reasons[row.finish_reason or "unknown"] += 1
-                spoke = row.completion or "tool_calls" in (row.details or "")
-                self.empty += row.finish_reason == "length" and not spoke
+                if row.finish_reason == "length":
+                    self.empty += not (row.completion or "tool_calls" in (row.details or ""))
+                    # All completions of a request together have no fewer tokens than the longest.
+                    self.cap = max(self.cap, (row.completion_tokens or 0) if cap is None else cap)
 
     def facts(self) -> dict[str, object]:
         """Return the counts for a trace."""
-        return {"reasons": dict(self.reasons), "empty": self.empty}
+        return {"reasons": dict(self.reasons), "empty": self.empty, "cap": self.cap}
+
+    @property
+    def retry(self) -> str | None:
+        """Options of ``run`` that complete cut rows under twice the cap; None where it would not help."""
+        return f"--retry cut --longest-completion {2 * self.cap}" if self.cut and self.cap else None
 
     @property
     def cut(self) -> int:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -18,7 +18,14 @@ from ...data.arrays import IntArray
 from ...data.files.disk import InputError
 from ...data.plan import Plan
 from ...data.problem import Problem
-from ...data.readers.completions import answer_line, error_line, joined_line, write_completions
+from ...data.readers.completions import (
+    answer_line,
+    batch_completions,
+    ending_of,
+    error_line,
+    joined_line,
+    write_completions,
+)
 from ...data.readers.length_source import LengthSource, longest_planned
 from ...data.readers.openai_batch import CHAT, PromptRecord
 from ...data.trace import Stage, Trace
@@ -46,6 +53,9 @@ from .run_costs import RunCosts
 
 if TYPE_CHECKING:
     from ..models.sampling import TokenRule
+
+_KEPT = "kept"
+"""Key of a whole output line in the journal entry that keeps it."""
 
 LEARNING_COSTS = ("fcfs-paced", "lpt-paced")
 """Policies with a prefill rule by the run's own costs."""
@@ -78,6 +88,7 @@ class Job:
     costs_known: True if the plan's costs are of this model; else no prefill waits until costs are measured.
     repeatable: True to keep a digest of each completion's tokens and log-probabilities in its output line.
     adapters: Adapters of the model, by the name in a request's ``model``; served in sequence.
+    cut_cap: Most tokens of a completion that is left, in place of its own cap and planned length.
     """
 
     plan: Plan
@@ -94,6 +105,7 @@ class Job:
     costs_known: bool = True
     repeatable: bool = False
     adapters: Mapping[str, Adapter] = field(default_factory=dict)
+    cut_cap: int | None = None
 
     def __post_init__(self) -> None:
         workload = self.plan.workload
@@ -130,9 +142,16 @@ class Job:
             return planned
         source = LengthSource("cap", longest=longest_planned(self.plan.provenance.lengths))
         caps = source.capped([record.max_tokens for record in self.prompts.records])
-        room = self._positions() - self.prompts.lengths
+        room = self.room
+        if self.cut_cap is not None:
+            return np.minimum(room, self.cut_cap)
         most = [int(left) if cap is None else cap for cap, left in zip(caps, room, strict=True)]
         return np.array(most, dtype=np.int64)
+
+    @property
+    def room(self) -> IntArray:
+        """Tokens that the model's positions leave to each completion, shape (requests,)."""
+        return self._positions() - self.prompts.lengths
 
     @property
     def decoding(self) -> DecodeOptions:
@@ -196,7 +215,10 @@ class Job:
             problem, schedule = remaining_schedule(self.plan.problem, self.plan.schedule, left)
             policy = plan_policy(self.plan, schedule, problem)
         else:
-            problem = replace(self.plan.problem, workload=self.plan.workload.select(left))
+            workload = self.plan.workload.select(left)
+            if self.cut_cap is not None:
+                workload = workload.with_output_tokens(self.most_tokens[left])
+            problem = replace(self.plan.problem, workload=workload)
             policy = self._policy(self.policy, problem, left)
         engine = HuggingFaceEngine(
             problem,
@@ -269,11 +291,44 @@ class Job:
 
     def lines(self, journal: Journal) -> Iterator[dict[str, object]]:
         """Yield each request's output line, in the plan's order."""
-        for _, answers in groupby(self.prompts.records, key=lambda record: record.custom_id):
-            records = list(answers)
+        for records in self._rows().values():
             lines = [journal.finished[record.name] for record in records]
+            if (kept := lines[0].get(_KEPT)) is not None:
+                yield cast("dict[str, object]", kept)
+                continue
             line = lines[0] if len(lines) == 1 else joined_line(lines, records[0].samples)
             yield {**line, DIGEST: digest_of(lines)} if self.repeatable else line
+
+    def cut_below_cap(self, lines: Iterable[Mapping[str, Any]]) -> frozenset[str]:
+        """Return the rows of output lines that end at a cap below ``cut_cap`` and the model's positions."""
+        by_name = {record.custom_id: place for place, record in enumerate(self.prompts.records)}
+        own, most = replace(self, cut_cap=None).most_tokens, self.most_tokens
+        cut = set()
+        for line in lines:
+            place = by_name[str(line["custom_id"])]
+            tokens = [row.completion_tokens or 0 for row in batch_completions([line])]
+            # A line tells the tokens of all its completions together.
+            before = tokens[0] if len(tokens) == 1 else own[place]
+            if ending_of(line) == "cut" and before < most[place]:
+                cut.add(str(line["custom_id"]))
+        return frozenset(cut)
+
+    def kept(
+        self, lines: Iterable[dict[str, Any]], again: Container[str]
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield journal entries that keep output lines, all but some."""
+        rows = self._rows()
+        for line in lines:
+            custom_id = str(line["custom_id"])
+            if custom_id not in again:
+                first, *others = rows[custom_id]
+                yield first.name, {_KEPT: line}
+                yield from ((record.name, {_KEPT: None}) for record in others)
+
+    def _rows(self) -> dict[str, list[PromptRecord]]:
+        """Return the records of each line of the output, in the plan's order."""
+        grouped = groupby(self.prompts.records, key=lambda record: record.custom_id)
+        return {custom_id: list(records) for custom_id, records in grouped}
 
     def answer(self, index: int, tokens: list[int]) -> dict[str, object]:
         """Return the output line of a finished request."""

@@ -88,7 +88,7 @@ def plan_report(
     )
     # Where completions end before their caps, a plan made of caps predicted nothing.
     planned = None if plan.lengths_unknown and found.lengths.wrong else plan.seconds
-    held = plan.bound_of or "every schedule"
+    held, served = plan.bound_of or "every schedule", [name for trace in traces for name in trace.ids]
     if plan.provenance.condition:
         held += f", if {plan.provenance.condition}"
     found = replace(
@@ -97,7 +97,7 @@ def plan_report(
         fit=fit,
         expected=plan.expected,
         bound_of=held,
-        repeats=plan.repeats_in([trace.distinct_tokens for trace in traces]),
+        repeats=plan.repeats_in(served, [trace.distinct_tokens for trace in traces]),
     )
     ends = None if plan.followed is not None else plan.shares.finishes(plan.fleet)
     return found if ends is None or not found.replicas else replace(found, planned_ends=ends)

@@ -53,7 +53,7 @@ def kept_rows(
             failed.discard(name)
         done[place] = ending not in again
         if done[place]:
-            endings.add(batch_completions([line]))
+            endings.add(batch_completions([line]), int(batch.caps[place]) or None)
     if changed:
         and_others = f" and {len(changed) - 1} others" if len(changed) > 1 else ""
         message = f"row {shown(changed[0])}{and_others} had another body when it was finished"

@@ -177,8 +177,8 @@ class ServerJob:
         def keep(found: Sequence[Served]) -> None:
             lines = [(batch.names[one.request], _line_of(batch, one)) for one in found]
             journal.append_all(lines)
-            kept.endings.add(batch_completions(line for _, line in lines))
-            for one in found:
+            for one, (_, line) in zip(found, lines, strict=True):
+                kept.endings.add(batch_completions([line]), self.cap or int(batch.caps[one.request]) or None)
                 (failed.discard if one.reply.kind is Kind.ANSWERED else failed.add)(batch.names[one.request])
                 usage = usage_of(one.reply.body if one.reply.kind is Kind.ANSWERED else None)
                 served.add(one, usage)

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
-from typing import Any
 
 import pytest
+from killing import Killed, kill_at
 
 from batchbound.cli import main
 from batchbound.data.readers.completions import read_completions
-from batchbound.executor.jobs.journal import Journal
 from batchbound.executor.models.faults import RunStoppedError
 from batchbound.executor.processes.engine_spec import EngineSpec
 from batchbound.executor.processes.ray_fleet import RayFleet
 
 pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="the engine extra is not installed")
-
-
-class Killed(BaseException):
-    """Ends a command where it stands, as SIGKILL would: nothing is tidied up for it."""
 
 
 @pytest.fixture(scope="module")
@@ -40,25 +34,6 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], bytes,
 
 def command(run: list[str], folder: Path) -> list[str]:
     return [*run, "-o", str(folder / "answers.jsonl"), "--trace", str(folder / "trace.jsonl")]
-
-
-def kill_at(call: int, patch: pytest.MonkeyPatch) -> None:
-    """Kill the command at its n-th change to the files of its end."""
-    seen = [0]
-
-    def counted(function: Any) -> Any:
-        def wrapped(*words: Any, **options: Any) -> Any:
-            seen[0] += 1
-            if seen[0] >= call:
-                raise Killed
-            return function(*words, **options)
-
-        return wrapped
-
-    patch.setattr(os, "replace", counted(os.replace))
-    patch.setattr(os, "unlink", counted(os.unlink))
-    patch.setattr(Journal, "remove", counted(Journal.remove))
-    patch.setattr(Journal, "end", counted(Journal.end))
 
 
 @pytest.mark.parametrize("call", [1, 2, 3, 4])

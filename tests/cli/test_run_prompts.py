@@ -180,8 +180,9 @@ def test_the_end_screen_fits_and_gives_the_next_command(
         "lengths known beforehand",
         "least possible",
     ]
-    assert lines[-2] == "answers.jsonl, trace.jsonl   details: batchbound report answers.plan.json"
-    assert lines[-1] == "3 of 3 completions were cut at max_tokens: a higher max_tokens lets them end"
+    assert lines[-4] == "answers.jsonl, trace.jsonl   details: batchbound report answers.plan.json"
+    assert lines[-3] == "3 of 3 completions were cut at max_tokens"
+    assert lines[-2].startswith("  under a higher cap: batchbound run prompts.jsonl --model tiny:llama ")
     assert max(map(len, lines)) <= 80
 
 
