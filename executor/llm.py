@@ -223,8 +223,9 @@ class LLM:
             ``close()`` or a loop that breaks.
         **fields
             Fields of :class:`~.sampling.Sampling` in place of ``sampling``:
-            ``temperature=0.7, stop=("END",)``. With ``on_error="skip"``, an impossible prompt, for example
-            one too long for the model, ends at once with its ``error``; others are completed.
+            ``temperature=0.7, stop=("END",)``. ``n`` may hold a number for each prompt.
+            With ``on_error="skip"``, an impossible prompt, for example one too long for the model, ends at
+            once with its ``error``; others are completed.
 
         Raises
         ------
@@ -608,8 +609,12 @@ def sampling_per_prompt(
     if fields and sampling is not None:
         raise ValueError(f"{', '.join(sorted(fields))} has no effect with sampling: set it in sampling")
     if sampling is None:
-        sampling = Sampling(**{**declared, **fields})
+        counts: Any = fields.get("n", 1)
+        stated = {name: value for name, value in fields.items() if name != "n" or np.ndim(counts) == 0}
+        sampling = Sampling(**{**declared, **stated})
         refuse_unused(fields, [sampling])
+        if stated.keys() != fields.keys():
+            sampling = [replace(sampling, n=count) for count in counts]
     several = list(sampling) if isinstance(sampling, Iterable) else [sampling]
     if not all(isinstance(each, Sampling) for each in several):
         raise TypeError(f"sampling is {shown(sampling)}: give Sampling, one for all or one for each")

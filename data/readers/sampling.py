@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Real
 from operator import index
@@ -23,6 +23,13 @@ LogprobsMode = Literal["raw", "temperature", "processed"]
 ``raw`` is the model's own, ``temperature`` the same after division by the temperature, as trainers compare,
 and ``processed`` the one that tokens are drawn from: after edits of logits, temperature and truncation.
 """
+
+
+StopFunction = Callable[[Sequence[int]], bool]
+"""Function of a completion's tokens: True ends it after the last one."""
+
+LogitsProcessor = Callable[[tuple[int, ...], Any], Any]
+"""Function of a completion's tokens and the next one's logits, shape (vocabulary,), that returns logits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +74,8 @@ class Sampling:
     Fields for several texts or tokens also accept a list, a single text, or biases by token.
 
     The logits are changed in transformers' order: ``logit_bias``, ``repetition_penalty``,
-    ``frequency_penalty``, ``presence_penalty``, ``bad_words``, ``min_tokens``, then ``temperature``,
-    ``top_k``, ``top_p`` and ``min_p``.
+    ``frequency_penalty``, ``presence_penalty``, ``bad_words``, ``min_tokens``, ``logits_processor``, then
+    ``temperature``, ``top_k``, ``top_p`` and ``min_p``.
 
     n: Independent completions of the prompt.
     temperature: Divisor of the logits; at 0 decoding is greedy without ``top_k``, ``top_p`` and ``min_p``.
@@ -92,6 +99,8 @@ class Sampling:
     logprobs_mode: Distribution of the log-probabilities, a :data:`LogprobsMode`.
     structured_outputs: Structure of the text: ``{"json": SCHEMA}``, ``{"regex": PATTERN}``, ``{"choice":
         [TEXT, ...]}`` or ``{"json_object": True}``; needs ``batchbound[grammar]``.
+    stop_when: Function of a completion's tokens that returns True to end it; called after each token.
+    logits_processor: Function of a completion's tokens and the next one's logits that returns other logits.
     """
 
     n: int = 1
@@ -113,6 +122,8 @@ class Sampling:
     logprobs: int | None = None
     logprobs_mode: LogprobsMode = "raw"
     structured_outputs: Structure | None = None
+    stop_when: StopFunction | None = None
+    logits_processor: LogitsProcessor | None = None
 
     def __post_init__(self) -> None:
         for name, (kind, what) in _KINDS.items():
@@ -198,6 +209,12 @@ def _number(value: Any) -> Any:
     return value
 
 
+def _function(value: Any) -> Any:
+    if value is not None and not callable(value):
+        raise TypeError
+    return value
+
+
 def _texts(value: str | Iterable[Any]) -> tuple[str, ...]:
     texts = (value,) if isinstance(value, str) else tuple(value)
     if not all(isinstance(text, str) for text in texts):
@@ -228,6 +245,7 @@ _KINDS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
     ),
     **dict.fromkeys(("stop", "bad_words"), (_texts, "hold texts")),
     **dict.fromkeys(("include_stop_str_in_output", "ignore_eos"), (_flag, "be true or false")),
+    **dict.fromkeys(("stop_when", "logits_processor"), (_function, "be a function")),
     "stop_token_ids": (lambda value: tuple(map(_whole, value)), "hold whole numbers"),
     "logit_bias": (_biases, "hold a number for each token"),
     "structured_outputs": (Structure.of, "hold a JSON schema, a regex or a choice of texts, and one alone"),

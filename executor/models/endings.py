@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ...data.readers.sampling import Sampling
+from ...data.readers.sampling import Sampling, StopFunction
 
 Decode = Callable[[Sequence[int]], str]
 """Function that decodes tokens without special ones."""
@@ -20,12 +20,14 @@ class Ending:
     stop: Texts that end it, in any tokens.
     include_stop: True if the text includes the stop.
     min_tokens: Least length in tokens.
+    when: Function of all tokens that ends it, or None.
     """
 
     tokens: frozenset[int] = frozenset()
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     min_tokens: int = 0
+    when: StopFunction | None = None
 
     @classmethod
     def of(cls, sampling: Sampling, eos: Collection[int]) -> Ending:
@@ -36,13 +38,14 @@ class Ending:
             sampling.stop,
             sampling.include_stop_str_in_output,
             sampling.min_tokens,
+            sampling.stop_when,
         )
 
     def ended(self, tokens: Sequence[int], decode: Decode) -> bool:
         """Return whether the last token ends the completion."""
         if len(tokens) <= self.min_tokens and self.min_tokens:
             return False
-        if tokens[-1] in self.tokens:
+        if tokens[-1] in self.tokens or (self.when is not None and self.when(tokens)):
             return True
         return bool(self.stop) and self._stop_at(tokens, decode) is not None
 
@@ -52,8 +55,9 @@ class Ending:
             return decode(tokens), "length"
         if tokens[-1] in self.tokens:
             return decode(tokens if self.include_stop else tokens[:-1]), "stop"
-        cut = self._stop_at(tokens, decode)
-        assert cut is not None
+        cut = self._stop_at(tokens, decode) if self.stop else None
+        if cut is None:
+            return decode(tokens), "stop"
         return decode(tokens)[: cut[1] if self.include_stop else cut[0]], "stop"
 
     def _stop_at(self, tokens: Sequence[int], decode: Decode) -> tuple[int, int] | None:

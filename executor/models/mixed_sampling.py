@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from .endings import Decode, Ending
 from .grammar import GrammarMasks
 from .logit_edits import LogitEdits
+from .logits_processors import LogitsProcessors
 from .recording import Recorder
 from .sampling import LEAST_TEMPERATURE, Sampler, computable, drawn, likely_enough, likely_mass
 
@@ -30,6 +31,7 @@ class MixedSampler:
     endings: Ends of completions by request id; without one the engine's end tokens decide.
     decode: Converts tokens to text; needed if a text ends a completion.
     grammar: Masks of structured outputs; None for none.
+    processors: Functions of users that change logits; None for none.
     greedy: True if every request takes the likeliest token.
     ends: Tokens that may end a completion of any request.
     watches_text: True if a text may end a completion, so that every token is checked.
@@ -41,6 +43,7 @@ class MixedSampler:
     endings: Mapping[str, Ending] = field(default_factory=dict)
     decode: Decode | None = None
     grammar: GrammarMasks | None = None
+    processors: LogitsProcessors | None = None
     greedy: bool = field(init=False)
     ends: frozenset[int] = field(init=False)
     watches_text: bool = field(init=False)
@@ -51,7 +54,7 @@ class MixedSampler:
         for name, value in (
             ("greedy", all(sampler.greedy for sampler in self.samplers.values())),
             ("ends", frozenset().union(*(ending.tokens for ending in self.endings.values()))),
-            ("watches_text", any(ending.stop for ending in self.endings.values())),
+            ("watches_text", any(ending.stop or ending.when for ending in self.endings.values())),
         ):
             object.__setattr__(self, name, value)
 
@@ -59,7 +62,7 @@ class MixedSampler:
         """Take the rules of other requests; recorded log-probabilities stay."""
         if self.recorder is not None and other.recorder is not None:
             self.recorder.become(other.recorder)
-        for name in ("samplers", "edits", "endings", "grammar"):
+        for name in ("samplers", "edits", "endings", "grammar", "processors"):
             object.__setattr__(self, name, getattr(other, name))
         object.__setattr__(self, "recorder", self.recorder or other.recorder)
         object.__setattr__(self, "decode", other.decode)
@@ -76,8 +79,8 @@ class MixedSampler:
 
     @property
     def on_host(self) -> bool:
-        """True if a grammar reads each token."""
-        return self.grammar is not None
+        """True if a grammar or a function reads each token."""
+        return self.grammar is not None or self.processors is not None
 
     def in_place(self, rows: int, decode_steps: int) -> AbstractContextManager[None]:
         """Keep entries in fixed device memory within a context.
@@ -88,8 +91,9 @@ class MixedSampler:
 
     def give(self, request_id: str, tokens: Sequence[int], first: int) -> None:
         """Note given tokens of a completion from index ``first`` on."""
-        if self.edits is not None:
-            self.edits.give(self.stream(request_id), tokens, first)
+        for edits in (self.edits, self.processors):
+            if edits is not None:
+                edits.give(self.stream(request_id), tokens, first)
 
     def stream(self, request_id: str) -> int:
         """Return a request's random stream, as its own sampler does.
@@ -100,24 +104,23 @@ class MixedSampler:
 
     def choose(self, logits: torch.Tensor, streams: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Choose one token per row, by each request's sampler."""
-        rules = self._on_device.get(logits.device)
-        if rules is None:
-            rules = self._on_device[logits.device] = _Rules.of(self, logits)
+        own = self._on_device.get(logits.device)
+        if own is None:
+            own = self._on_device[logits.device] = _Rules.of(self, logits)
         edited = logits if self.edits is None else self.edits.apply(logits, streams, indices)
-        if self.grammar is not None:
-            edited = self.grammar.apply(edited, streams, indices)
+        for functions in (self.processors, self.grammar):
+            edited = edited if functions is None else functions.apply(edited, streams, indices)
         if self.greedy:
             chosen = edited.argmax(dim=-1)
             weights = computable(edited).softmax(dim=-1) if self.recorder is not None else edited
         else:
-            temperature, weights = rules.weights(edited, streams)
+            temperature, weights = own.weights(edited, streams)
             chosen = drawn(weights, streams, indices)
-            if rules.some_greedy:
+            if own.some_greedy:
                 chosen = chosen.where(temperature > 0, edited.argmax(dim=-1))
-        if self.edits is not None:
-            self.edits.note(chosen, streams, indices)
-        if self.grammar is not None:
-            self.grammar.note(chosen, streams, indices)
+        for rules in (self.edits, self.processors, self.grammar):
+            if rules is not None:
+                rules.note(chosen, streams, indices)
         if self.recorder is not None:
             self.recorder.keep(logits, weights, chosen, streams, indices)
         return chosen

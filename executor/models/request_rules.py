@@ -11,6 +11,7 @@ from ...data.readers.sampling import Sampling, Structure
 from .endings import Ending
 from .grammar import GrammarMasks, Grammars
 from .logit_edits import Edit, LogitEdits
+from .logits_processors import LogitsProcessors
 from .mixed_sampling import MixedSampler
 from .recording import Recorder
 from .sampling import Sampler, TokenRule
@@ -45,9 +46,15 @@ def rules_of(
             edits[own.stream(name)] = edit
         if sampling.structured_outputs is not None:
             structures[own.stream(name)] = sampling.structured_outputs
+    functions = {
+        samplers[name].stream(name): one.logits_processor
+        for name, one in asked.items()
+        if one.logits_processor
+    }
     told = {samplers[name].stream(name): one for name, one in asked.items() if one.logprobs is not None}
     plain = {Ending() if pinned else Ending(frozenset(eos))}
-    if not edits and not structures and not told and len(known) == 1 and set(endings.values()) == plain:
+    mixed = edits or structures or told or functions or len(known) > 1
+    if not mixed and set(endings.values()) == plain:
         return next(iter(known))
     recorder = None
     if told:
@@ -60,11 +67,17 @@ def rules_of(
         }
         recorder = Recorder(modes, likeliest, divisors)
     masks = None
+    streams = {samplers[name].stream(name): tokens for name, tokens in begun.items()}
     if structures:
-        streams = {samplers[name].stream(name): tokens for name, tokens in begun.items()}
         masks = GrammarMasks(grammars or Grammars(tokenizer, eos), structures, streams)
     return MixedSampler(
-        samplers, LogitEdits(edits) if edits else None, recorder, endings, tokenizer.decode, masks
+        samplers,
+        LogitEdits(edits) if edits else None,
+        recorder,
+        endings,
+        tokenizer.decode,
+        masks,
+        LogitsProcessors(functions, streams) if functions else None,
     )
 
 

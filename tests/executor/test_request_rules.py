@@ -59,6 +59,8 @@ def processed(engine: LLM, asked: Sampling, prompt: Sequence[int], tokens: Seque
         if asked.min_tokens and ends:
             least = processors.MinNewTokensLengthLogitsProcessor(len(prompt), asked.min_tokens, ends)
             scores = least(ids, scores)
+        if asked.logits_processor is not None:
+            scores = asked.logits_processor(tuple(tokens[:step]), scores[0])[None]
         if asked.temperature > 0:
             scores = processors.TemperatureLogitsWarper(asked.temperature)(ids, scores)
             if asked.top_k > 0:
@@ -69,6 +71,12 @@ def processed(engine: LLM, asked: Sampling, prompt: Sequence[int], tokens: Seque
                 scores = processors.MinPLogitsWarper(asked.min_p)(ids, scores)
         rows.append(scores[0].log_softmax(-1))
     return torch.stack(rows)
+
+
+def unlike_the_last(tokens: tuple[int, ...], logits: Any) -> Any:
+    """Forbid the tokens that came last, the more the longer the completion."""
+    logits[list(tokens[-3:])] = -torch.inf
+    return logits - 0.01 * len(tokens) * torch.arange(len(logits))
 
 
 def drawn_at_random(rng: random.Random) -> Sampling:
@@ -97,6 +105,8 @@ def drawn_at_random(rng: random.Random) -> Sampling:
         ignore_eos=some(0.3, True, False),
         logprobs=20,
         logprobs_mode="processed",
+        stop_when=some(0.2, lambda tokens: sum(tokens) % 7 == 0, None),
+        logits_processor=some(0.3, unlike_the_last, None),
     )
 
 
@@ -133,10 +143,24 @@ def check(engine: LLM, asked: Sampling, one: Completion) -> None:
         count - 1
         for count in range(max(1, asked.min_tokens + 1), len(tokens) + 1)
         if any(text[count].count(stop) > text[count - 1].count(stop) for stop in asked.stop)
+        or (asked.stop_when is not None and asked.stop_when(tokens[:count]))
     ]
     ended = [i for i in (at, *stops) if i is not None]
     assert one.finish_reason == ("stop" if ended else "length")
     assert len(tokens) == (min(ended) + 1 if ended else 12)
+
+
+def test_a_function_of_the_tokens_ends_a_completion(engine: LLM) -> None:
+    def long_or_even(tokens: Sequence[int]) -> bool:
+        return len(tokens) > 6 or tokens[-1] % 2 == 0
+
+    found = list(engine.generate(PROMPTS, temperature=1.0, n=[1, 3, 1, 2, 1], stop_when=long_or_even))
+    assert sorted(one.index for one in found) == [0, 1, 1, 1, 2, 3, 3, 4]
+    for one in found:
+        *before, last = (long_or_even(one.completion_ids[: k + 1]) for k in range(len(one.completion_ids)))
+        assert not any(before)
+        assert last or one.completion_ids[-1] == EOS
+        assert one.finish_reason == "stop"
 
 
 def test_greedy_completions_are_those_of_generate_with_the_same_settings(engine: LLM) -> None:
@@ -266,6 +290,9 @@ def test_a_request_that_asks_for_nothing_has_the_plain_sampler() -> None:
         ({"stop": None}, "stop must hold texts, got None"),
         ({"bad_words": [5]}, r"bad_words must hold texts, got \[5\]"),
         ({"stop_token_ids": 5}, "stop_token_ids must hold whole numbers, got 5"),
+        ({"stop_when": 5}, "stop_when must be a function, got 5"),
+        ({"logits_processor": "a"}, "logits_processor must be a function, got 'a'"),
+        ({"n": [1, 2]}, "sampling was given for 2 of 5 prompts"),
         ({"logit_bias": {"5": 1.0}}, "logit_bias must hold a number for each token"),
     ],
 )

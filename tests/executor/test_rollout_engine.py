@@ -19,11 +19,19 @@ from batchbound.executor.partial import Partial
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 PROMPTS = ["Spell 4096.", "Reverse walnut.", "Spell 7.", "Spell 12.", "Count to five."]
+
+
+def later(tokens: tuple[int, ...], logits: Any) -> Any:
+    """Make large tokens likelier, the more of them there are."""
+    return logits + 0.01 * sum(tokens) * torch.arange(len(logits)) / len(logits)
+
+
 WAYS: list[dict[str, Any]] = [
     {"ignore_eos": True},
     {"temperature": 1.0},
     {"temperature": 0.8, "top_k": 30, "repetition_penalty": 1.2},
     {"temperature": 1.2, "stop": ("e",), "min_tokens": 3},
+    {"temperature": 1.0, "logits_processor": later, "stop_when": lambda tokens: sum(tokens) % 9 == 0},
 ]
 
 Key = tuple[int, int]
