@@ -222,8 +222,8 @@ class _FleetSearch:
         return BOUND_SHARE * (self._limits.seconds or 0.0) if len(self._fleet) <= MOST_SIMULATED else 0.0
 
     def _for_rules(self, seconds: float) -> float:
-        most = SCARCE_SECONDS if self._is_scarce else RULES_SECONDS
-        return min(most, RULES_SHARE * seconds) if self._tries_rules else 0.0
+        longest = SCARCE_SECONDS if self._is_scarce else RULES_SECONDS
+        return min(longest, RULES_SHARE * seconds) if self._tries_rules else 0.0
 
     @cached_property
     def _is_scarce(self) -> bool:
@@ -297,10 +297,15 @@ class _FleetSearch:
     def untried(self) -> str:
         """Return a remark on the built-in rules that were not simulated; empty if all were."""
         names = dict.fromkeys((*RULES, *POLICIES))
-        left = len(names) - len(self._tried)
-        if not left or self._groups is not None or self._fixed or not 1 < len(self._busy) <= len(self._fleet):
+        untried_rules = len(names) - len(self._tried)
+        if (
+            not untried_rules
+            or self._groups is not None
+            or self._fixed
+            or not 1 < len(self._busy) <= len(self._fleet)
+        ):
             return ""
-        return f"no time for {left} of {len(names)} built-in rules"
+        return f"no time for {untried_rules} of {len(names)} built-in rules"
 
     def _rules(self) -> Iterator[tuple[str, IntArray]]:
         dispatched = list(self._dispatched())
@@ -371,10 +376,15 @@ class _FleetSearch:
 
     def _kept(self, replica: int, requests: IntArray, schedule: Schedule) -> _Share | None:
         problem = self._fleet.problem_of(replica, requests)
-        kept = _kept(problem, schedule)
-        if kept is None:
+        valid_schedule = _kept(problem, schedule)
+        if valid_schedule is None:
             return None
-        return _Share(requests, problem, kept, self._fleet.replicas[replica].busy + kept.makespan(problem))
+        return _Share(
+            requests,
+            problem,
+            valid_schedule,
+            self._fleet.replicas[replica].busy + valid_schedule.makespan(problem),
+        )
 
     def improve(self) -> StoppedBy:
         """Search replicas together, then each; level them, and search the last one repeatedly."""

@@ -100,9 +100,9 @@ class _Run:
         self.stages += 1
         for request in chosen:
             self._entries += 1
-            left = self._lengths[request] - self._decoded[request]
+            steps_left = self._lengths[request] - self._decoded[request]
             self._entered[request] = self._entries
-            if left <= 0:
+            if steps_left <= 0:
                 self._entered[request] = 0
                 self.left -= 1
                 continue
@@ -110,7 +110,7 @@ class _Run:
             self._held += held
             self._active += 1
             self._running.append((self._entries, self.steps - held, request))
-            heappush(self._ends, (self.steps + left, self._entries, request))
+            heappush(self._ends, (self.steps + steps_left, self._entries, request))
         return True
 
     def _fitting(self) -> list[int]:

@@ -199,9 +199,9 @@ def _joined(observed: Observed, past: Observed, groups: int) -> Observed:
 def _cap(observed: Observed, longest: int | None) -> int | None:
     if longest is not None:
         return longest
-    most = int(observed.tokens.max())
-    cut = observed.ended & (observed.tokens == most)
-    return most if int(cut.sum()) >= SHARED_LONGEST else None
+    longest_seen = int(observed.tokens.max())
+    cut = observed.ended & (observed.tokens == longest_seen)
+    return longest_seen if int(cut.sum()) >= SHARED_LONGEST else None
 
 
 def _pooled(observed: Observed, cap: int | None) -> tuple[FloatArray, FloatArray, FloatArray]:

@@ -53,14 +53,14 @@ class StepsRun:
     @property
     def stale_share(self) -> float:
         """Share of kept completions that began in an earlier step."""
-        kept = self.kept
-        return float((self.ended[kept] > self.begun[kept]).mean())
+        completed = self.kept
+        return float((self.ended[completed] > self.begun[completed]).mean())
 
     @property
     def staleness(self) -> float:
         """Mean number of steps of a kept completion."""
-        kept = self.kept
-        return float((self.ended[kept] - self.begun[kept]).mean())
+        completed = self.kept
+        return float((self.ended[completed] - self.begun[completed]).mean())
 
     def kept_bias(self, truth: IntArray) -> float:
         """Return the kept completions' mean length over that of all, minus one."""

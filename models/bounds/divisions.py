@@ -61,14 +61,14 @@ def for_every_division_of_fleets(
         if not divided or is_one_engine(fleet):
             return prove(fleet, *more, **named)
         total = int(np.unique(np.stack((work.group, work.shared_tokens)), axis=1)[1].sum())
-        own = replace(fleet, workload=_own(work), replicas=tuple(map(_undivided, fleet.replicas)))
-        kept = tuple(
+        own_fleet = replace(fleet, workload=_own(work), replicas=tuple(map(_undivided, fleet.replicas)))
+        kept_prompts = tuple(
             replace(replica, kv_capacity=None, prefix_cache=total, memory_divided=False)
             for replica in fleet.replicas
         )
         bounds = [
-            _wrapped(prove(own, *more, **named), "own tokens"),
-            _wrapped(prove(replace(fleet, replicas=kept), *more, **named), "prompts kept"),
+            _wrapped(prove(own_fleet, *more, **named), "own tokens"),
+            _wrapped(prove(replace(fleet, replicas=kept_prompts), *more, **named), "prompts kept"),
         ]
         return max(bounds, key=lambda bound: bound.seconds)
 

@@ -198,14 +198,14 @@ def _steps_and_shares(fleet: Fleet, stage_by: StageBy, step_by: StepBy, enough: 
         {kind: shares[kind] - step_shares(fleet, kind, step_by) for kind in kinds},
         {kind: _seconds_a_token(kind, stage_by) for kind in kinds},
     )
-    found = steps_bound(fleet, costs, share_weights(fleet, stage_by, step_by), enough)
-    if found is None:
+    steps_proof = steps_bound(fleet, costs, share_weights(fleet, stage_by, step_by), enough)
+    if steps_proof is None:
         return None
-    cheapest = min(found.cases, key=lambda case: case.seconds)
+    cheapest = min(steps_proof.cases, key=lambda case: case.seconds)
     certificate: Mapping[str, object] = {
         "kind": "decode steps and shares",
-        "decode_steps": found.decode_steps,
-        "cases": [{"replica": case.replica, "weights": list(case.weights)} for case in found.cases],
+        "decode_steps": steps_proof.decode_steps,
+        "cases": [{"replica": case.replica, "weights": list(case.weights)} for case in steps_proof.cases],
         "stage_by": stage_by,
         "step_by": step_by,
     }

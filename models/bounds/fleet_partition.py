@@ -78,12 +78,12 @@ class Ends:
             first = int(rng.integers(len(shares)))
             if first == last or not shares[last].size:
                 continue
-            one = rng.choice(shares[last], 1)
-            other = shares[first][:0]
+            leaving = rng.choice(shares[last], 1)
+            coming = shares[first][:0]
             if shares[first].size and rng.random() < EXCHANGED:
-                other = rng.choice(shares[first], 1)
-            here = np.append(shares[last][shares[last] != one], other)
-            there = np.append(shares[first][~np.isin(shares[first], other)], one)
+                coming = rng.choice(shares[first], 1)
+            here = np.append(shares[last][shares[last] != leaving], coming)
+            there = np.append(shares[first][~np.isin(shares[first], coming)], leaving)
             later = beyond[last] + self.of(last, here), beyond[first] + self.of(first, there)
             if max(later) < ends[last] * (1.0 - WORTH):
                 (ends[last], ends[first]), failed = later, 0

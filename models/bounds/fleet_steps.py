@@ -134,16 +134,16 @@ class _Case:
 
     def at(self, weight: float, steps: int) -> StepsCase:
         """Return the proof of one weight."""
-        left = 1.0 - weight
-        weights = left * self._others
+        other_weights = 1.0 - weight
+        weights = other_weights * self._others
         weights[self._at] = weight
         terms = {
             "what the replicas are busy with": float(weights @ self._busy),
             "decode steps of one replica": weight * self._replica.cost.decode_base * steps,
-            "requests": float(np.minimum(weight * self._added, left * self._elsewhere).sum()),
+            "requests": float(np.minimum(weight * self._added, other_weights * self._elsewhere).sum()),
         }
         if self._tokens:
-            token = min(weight * self._token, left * self._token_elsewhere)
+            token = min(weight * self._token, other_weights * self._token_elsewhere)
             terms["shared prompts"] = self._tokens * token
         return StepsCase(self._at, tuple(weights.tolist()), terms)
 

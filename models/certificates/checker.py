@@ -156,8 +156,11 @@ def _every_division(problem: Problem, bound: Bound) -> float:
         )
         # The floor of a stage may cover what a shared prompt takes.
         computed = 0.0 if cost.prefill_floor > 0 else cost.prefill_per_token * once
-        most = {"shared prompts": computed, "KV reads of shared prompts": cost.decode_per_kv_token * read}
-        for name, seconds in most.items():
+        most_seconds = {
+            "shared prompts": computed,
+            "KV reads of shared prompts": cost.decode_per_kv_token * read,
+        }
+        for name, seconds in most_seconds.items():
             claimed = terms.pop(name, 0.0)
             if claimed > seconds * (1 + ROUNDING):
                 raise RefutedError(
@@ -176,8 +179,10 @@ def _every_division(problem: Problem, bound: Bound) -> float:
 
 def own_tokens_alone(workload: Workload) -> Workload:
     """Return the requests with the tokens that none of them shares."""
-    own = [request.input_tokens - request.shared_tokens for request in workload]
-    return replace(workload, input_tokens=np.array(own), shared_tokens=np.zeros(len(own), dtype=np.int64))
+    own_tokens = [request.input_tokens - request.shared_tokens for request in workload]
+    return replace(
+        workload, input_tokens=np.array(own_tokens), shared_tokens=np.zeros(len(own_tokens), dtype=np.int64)
+    )
 
 
 def _check_evictions(problem: Problem, certificate: Mapping[str, Any]) -> None:
@@ -400,8 +405,10 @@ class _LeastSeconds:
         self.cost = problem.cost
         prompts, lengths = _computed_once(problem), problem.decode_steps.tolist()
         self.requests, self.tokens = len(lengths), sum(prompts)
-        held = _held_over_steps(problem)
-        self.work: float = self.cost.decode_per_slot * sum(lengths) + self.cost.decode_per_kv_token * held
+        held_tokens = _held_over_steps(problem)
+        self.work: float = (
+            self.cost.decode_per_slot * sum(lengths) + self.cost.decode_per_kv_token * held_tokens
+        )
         # A prompt exceeds the bend by the same tokens in any stage; the rest of it fills a stage up.
         bend = self.cost.prefill_bend
         self.beyond = math.fsum(p - bend for p in prompts if p > bend)

@@ -31,8 +31,8 @@ def verify_counted_bound(problem: Problem, tokens: int, bound: Bound) -> Violati
         prefill_emits_first_token=problem.prefill_emits_first_token,
     )
     # Prompts that are spread evenly read other tokens.
-    others = {name: seconds for name, seconds in bound.terms.items() if name != "KV reads"}
+    other_terms = {name: seconds for name, seconds in bound.terms.items() if name != "KV reads"}
     read = problem.cost.decode_per_kv_token * even.kv_token_steps
-    terms = others | ({"KV reads": read} if read else {})
+    terms = other_terms | ({"KV reads": read} if read else {})
     source = bound.source.removesuffix(", common beginnings once")
     return verify_bound(even, Bound(sum(terms.values()), source, terms, counts))

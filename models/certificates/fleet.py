@@ -109,11 +109,11 @@ def _requests(fleet: Fleet, weighted: list[tuple[Replica, float]], stage_by: str
     parts: list[float] = []
     first = int(fleet.prefill_emits_first_token)
     for request in fleet.workload:
-        decode_steps, own = request.output_tokens - first, request.input_tokens - request.shared_tokens
-        held = request.input_tokens + first
+        decode_steps, own_tokens = request.output_tokens - first, request.input_tokens - request.shared_tokens
+        held_tokens = request.input_tokens + first
         parts.append(
             min(
-                weight * _share(replica, own, held, decode_steps, stage_by, step_by)
+                weight * _share(replica, own_tokens, held_tokens, decode_steps, stage_by, step_by)
                 for replica, weight in lightest.items()
             )
         )
@@ -194,14 +194,16 @@ def _every_division(fleet: Fleet, bound: Bound) -> float:
     shared = {request.group: request.shared_tokens for request in fleet.workload if request.shared_tokens}
     replicas = []
     for replica in fleet.replicas:
-        capacity, kept = replica.kv_capacity, sum(shared.values())
+        capacity, kept_prompts = replica.kv_capacity, sum(shared.values())
         if holds == "own tokens":
-            capacity, kept = None if capacity is None else capacity + replica.prefix_cache, 0
+            capacity, kept_prompts = None if capacity is None else capacity + replica.prefix_cache, 0
         elif holds == "prompts kept":
             capacity = None
         else:
             raise unreadable("holds", holds, "own tokens or prompts kept")
-        replicas.append(replace(replica, kv_capacity=capacity, prefix_cache=kept, memory_divided=False))
+        replicas.append(
+            replace(replica, kv_capacity=capacity, prefix_cache=kept_prompts, memory_divided=False)
+        )
     workload = own_tokens_alone(fleet.workload) if holds == "own tokens" else fleet.workload
     relaxed = replace(fleet, workload=workload, replicas=tuple(replicas))
     derived = _DERIVED.get(str(inner["kind"]))

@@ -56,7 +56,7 @@ def checked_intervals(
     cheapest = [0]
     for i, (length, _) in enumerate(have):
         work.spend(len(kinds))
-        ways = [(each, once + (short * length if k == 0 else 0)) for k, (each, once) in enumerate(kinds)]
+        ways = [(waste, once + (short * length if k == 0 else 0)) for k, (waste, once) in enumerate(kinds)]
         best, number, wasted = math.inf, 0, 0
         for j in range(i, -1, -1):
             work.spend(len(ways))
@@ -65,7 +65,7 @@ def checked_intervals(
             if best <= wasted:
                 # The more of the shorter requests join, the more they waste.
                 break
-            best = min(best, cheapest[j] + wasted + min(number * each + once for each, once in ways))
+            best = min(best, cheapest[j] + wasted + min(number * waste + once for waste, once in ways))
         cheapest.append(int(best))
     slot_steps = sum(length * count for length, count in have)
     return IntervalClaim(slots, cheapest[-1] + slot_steps * PARTS, interval, spans, short)

@@ -43,15 +43,15 @@ def solve(
     desk.on_stop(interrupter.interrupt)
     hints = [] if start is None else [mathopt.SolutionHint(dict(zip(columns, start.tolist(), strict=True)))]
 
-    least = math.inf
+    best_value = math.inf
 
     def hand_over(data: mathopt.CallbackData) -> mathopt.CallbackResult:
-        nonlocal least
+        nonlocal best_value
         assert data.solution is not None
         values = model.rounded(np.array([data.solution[column] for column in columns]))
         # SCIP asks about points before it has checked all of their rows, and about some that are no better.
-        if (value := model.objective_value(values)) < least and model.violation(values) is None:
-            least = value
+        if (value := model.objective_value(values)) < best_value and model.violation(values) is None:
+            best_value = value
             desk.report("incumbent", values)
         return mathopt.CallbackResult()
 

@@ -81,14 +81,14 @@ def baselines(
         return lambda least: simulated_schedule(problem, policy, least, late, met)
 
     passes = [in_one_pass(order, patience) for patience in patiences[:2] for order in (longest, arrival)]
-    others = [in_one_pass(longest, patience) for patience in patiences[2:]]
+    further = [in_one_pass(longest, patience) for patience in patiences[2:]]
     in_turn: list[Baseline] = []
     if not problem.keeps_every_prefix:
         orders = [group_by_group(problem, classes) for classes in CLASSES]
         in_turn += [in_one_pass(order, patience) for patience in patiences[:2] for order in orders]
-        others += [in_one_pass(order, patience) for patience in patiences[2:] for order in orders]
+        further += [in_one_pass(order, patience) for patience in patiences[2:] for order in orders]
     if len(problem) > params.baseline_requests:
-        linear, rest = [*in_turn[:1], *passes], [*in_turn[1:], *others]
+        linear, rest = [*in_turn[:1], *passes], [*in_turn[1:], *further]
         first = linear[:1]
         if problem.memory_can_run_out:
             served = list(map(simulated, dict.fromkeys((*SCARCE, *IN_ONE_PASS))))
@@ -101,22 +101,22 @@ def baselines(
         return first, [*(baseline for baseline in linear if baseline not in first), *rest]
     names = dict.fromkeys((*PROMISING, *POLICIES))
     if len(problem) > params.learning_requests:
-        others += map(simulated, LEARNERS)
+        further += map(simulated, LEARNERS)
         names = dict.fromkeys(name for name in names if name not in LEARNERS)
-    others = [*in_turn[1:], *others]
+    further = [*in_turn[1:], *further]
     if problem.memory_can_run_out:
         staggered = [lambda _: staggered_schedule(problem)] if are_equally_long(problem) else []
         # With memory to look after, a pass takes longer than a simulation; one backwards is usually better.
         names = dict.fromkeys((*SCARCE, *names))
         backward = [lambda _: backward_schedule(problem)]
-        return [*in_turn[:1], *staggered, *backward, *map(simulated, names)], [*passes, *others]
+        return [*in_turn[:1], *staggered, *backward, *map(simulated, names)], [*passes, *further]
     if problem.prefill_token_cap is None:
         # One pass makes the schedules of some rules, and of the others those that wait are best.
         names = dict.fromkeys((*WAITING, *names))
         linear_cost = not problem.cost.prefill_floor and not problem.cost.prefill_bend
         rules = [simulated(name) for name in names if not linear_cost or name not in IN_ONE_PASS]
-        return [*in_turn[:1], *passes, *rules], others
-    return [*in_turn[:1], *passes, *map(simulated, names)], others
+        return [*in_turn[:1], *passes, *rules], further
+    return [*in_turn[:1], *passes, *map(simulated, names)], further
 
 
 def simulated_schedule(

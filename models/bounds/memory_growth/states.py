@@ -179,7 +179,7 @@ class GrowthStates:
         slots = min(slots, len(first))
         least = np.concatenate((none, np.cumsum(np.sort(first))[:slots]))
         most = np.concatenate((none, np.cumsum(np.sort(last)[::-1])[:slots]))
-        (first, starts), (last, ends) = (np.unique(each, return_counts=True) for each in (first, last))
+        (first, starts), (last, ends) = (np.unique(times, return_counts=True) for times in (first, last))
         return cls(problem.kv_capacity, first, last, starts, ends, least, most, problem.kv_token_steps)
 
     @property
@@ -274,8 +274,8 @@ class GrowthProof:
         if self.step == 0:
             return np.zeros_like(stages)
         stages = exact(stages, abs(self.worth) + self.stage * int(stages.max(initial=0)))
-        left = -((self.stage * stages - self.worth) // self.step)
-        least: IntArray = np.clip(left, 0, LARGEST).astype(np.int64)
+        needed = -((self.stage * stages - self.worth) // self.step)
+        least: IntArray = np.clip(needed, 0, LARGEST).astype(np.int64)
         return least
 
 
