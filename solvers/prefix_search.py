@@ -6,10 +6,11 @@ import random
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..data.arrays import IntArray
 from ..data.iterations import EngineLimits
 from ..data.prefix_tree import PrefixTree
 from ..heuristics.prefixes.choice import Forecast, Outlook, Scenario, choose, least_seconds
@@ -66,13 +67,21 @@ def search_tree_order(
     """
     forecast, budget = Forecast(tree, scenarios, limits), budget or Limits()
     output = scenarios[0].output if lengths_known else None
-    baselines = {name: forecast.of(name, order) for name, order in baseline_orders(tree, output).items()}
+    distinct = dict[bytes, Outlook]()
+
+    def outlook_of(name: str, order: IntArray) -> Outlook:
+        same = distinct.get(order.tobytes())
+        if same is None:
+            same = distinct[order.tobytes()] = forecast.of(name, order)
+        return replace(same, name=name)
+
+    baselines = {name: outlook_of(name, order) for name, order in baseline_orders(tree, output).items()}
     outlooks = dict(baselines)
-    most = max(len(baselines) + 1, _SIMULATED // (len(tree) * len({id(one.output) for one in scenarios})))
+    most = max(len(distinct) + 1, _SIMULATED // (len(tree) * len({id(one.output) for one in scenarios})))
     for name, order in tree_orders(tree, output, limits.kv_tokens).items():
-        if len(outlooks) >= most:
+        if len(distinct) >= most:
             break
-        outlooks[name] = forecast.of(name, order)
+        outlooks[name] = outlook_of(name, order)
     best = choose(outlooks)
     if not lengths_known or len(tree) < 2 or (budget.seconds is None and budget.work is None):
         return SearchedOrder(best, baselines, StoppedBy.GAVE_UP)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from itertools import repeat
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from ..data.iteration_plan import least_known
 from ..data.iterations import EngineLimits, Sequences
 from ..data.prefix_tree import PrefixTree
 from ..data.prompts.columns import PromptColumns
+from ..data.prompts.messages import is_ids
 from ..data.prompts.table import prompts_digest
 from ..data.readers.length_source import LengthSource
 from ..data.readers.requests import nothing_to_drop, read_workload
@@ -160,10 +162,9 @@ def _sent(
     *,
     prefix_caching: bool,
 ) -> MixedJob:
-    prompts: list[Sequence[int] | None] | None = None
-    counts = requests.prompt_tokens
-    if tokenizer is not None or requests.ids.all():
-        prompts = [_tokens(request, tokenizer, name) for request in requests]
+    counts, prompts = requests.prompt_tokens, list[IntArray | None]()
+    if tokenizer is not None and not requests.ids.all():
+        prompts = [_array(_tokens(request, tokenizer, name)) for request in requests]
         counts = np.array(
             [
                 known if tokens is None else len(tokens)
@@ -184,12 +185,15 @@ def _sent(
         where = f"field '{error.column}'"
         raise InputError(error.reason, file=name, where=where, hint="Correct the request.") from None
     job = MixedJob(work, np.repeat(np.arange(len(requests)), choices))
-    known = [tokens for tokens in prompts or () if tokens is not None]
-    if len(known) < len(requests):
+    known = [tokens for tokens in prompts if tokens is not None]
+    if len(known) < len(requests) and not requests.ids.all():
         return replace(job, counted=False, assumptions=(COUNTS_ONE,))
     if not prefix_caching:
         return replace(job, assumptions=(COUNTS_ALL,))
-    tree = PrefixTree.of_prompts(*_of_completions(requests, known))
+    # Token ids stay on disk: as lists, a million prompts would not fit into memory.
+    of_requests = known or (request.says for request in requests)
+    owners = _owners(requests) if requests.salted else None
+    tree = PrefixTree.of_prompts(_repeated(of_requests, choices), owners)
     return replace(job, tree=tree, assumptions=assumed_of(tree))
 
 
@@ -209,27 +213,35 @@ def completion_prompts(
             hint = "Plan with --tokenizer, or with token ids as prompts."
             raise InputError("its tokens are unknown", file=name, where=f"line {request.line}", hint=hint)
         known.append(tokens)
-    return (completion_ids(requests), *_of_completions(requests, known))
+    prompts = list(_repeated(known, requests.choices))
+    return completion_ids(requests), prompts, list(_owners(requests))
 
 
-def _of_completions(
-    requests: ServerBatch, prompts: list[Sequence[int]]
-) -> tuple[list[Sequence[int]], list[str]]:
-    """Return the prompt of each completion and its owner."""
+_T = TypeVar("_T")
+
+
+def _repeated(of_requests: Iterable[_T], choices: IntArray) -> Iterator[_T]:
+    """Yield the value of each completion's request."""
+    for value, count in zip(of_requests, choices.tolist(), strict=True):
+        yield from repeat(value, count)
+
+
+def _owners(requests: ServerBatch) -> Iterator[str]:
+    """Yield the owner of each completion's prompt."""
     # Models are no owners: a server may know one model by several names.
-    rows = [
-        (tokens, repr(request.body.get("cache_salt")))
-        for request, tokens in zip(requests, prompts, strict=True)
-        for _ in range(request.choices)
-    ]
-    return [tokens for tokens, _ in rows], [owner for _, owner in rows]
+    salts = (repr(request.body.get("cache_salt")) for request in requests)
+    return _repeated(salts, requests.choices)
+
+
+def _array(tokens: Sequence[int] | None) -> IntArray | None:
+    return None if tokens is None else np.asarray(tokens, dtype=np.int64)
 
 
 def _tokens(request: ServerRequest, tokenizer: Tokenizer | None, name: str) -> Sequence[int] | None:
     """Return a prompt's token ids, or None if unknown."""
     prompt = request.says
-    if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
-        return prompt
+    if is_ids(prompt):
+        return cast("list[int]", prompt)
     if tokenizer is None:
         return None
     if isinstance(prompt, str):

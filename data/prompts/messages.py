@@ -133,7 +133,17 @@ def without_nulls(value: Any) -> Any:
             for name, entry in value.items()
             if entry is not None or (name == "content" and "role" in value)
         }
-    return [without_nulls(entry) for entry in value] if isinstance(value, list) else value
+    if not isinstance(value, list):
+        return value
+    # The entries of an Arrow list are of one type.
+    first = next((entry for entry in value if entry is not None), None)
+    return [without_nulls(entry) for entry in value] if isinstance(first, dict | list) else value
+
+
+def is_ids(prompt: object) -> bool:
+    """Return whether a prompt is a list of token ids."""
+    # A million prompts of 400 tokens take seconds this way, and minutes token by token.
+    return isinstance(prompt, list) and set(map(type, prompt)) == {int}
 
 
 def is_sharegpt(given: object) -> bool:

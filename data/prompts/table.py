@@ -23,6 +23,7 @@ from ..workload import LONGEST
 from .columns import TEMPLATE_COLUMNS, PromptColumns, asking_for_prompts, is_header, listed, separator
 from .messages import (
     FieldError,
+    is_ids,
     is_sharegpt,
     read_messages,
     sharegpt_prompt,
@@ -35,6 +36,9 @@ _SPLIT = re.compile(r"(.+?)-\d{5}-of-\d{5}")
 """Names of the files of a split on the hub."""
 
 _LONGEST_HEADER = 4096
+
+_ARROW_ROWS = 1024
+"""Rows of a Parquet file to hold as Python objects at a time."""
 
 _BATCH = {"custom_id", "body", "method", "url", "response", "error"}
 """Fields of batch files; each line has one at least."""
@@ -168,7 +172,7 @@ class _Row:
         if not isinstance(value, list) or not value:
             what = "the prompt is missing" if value in (None, "", []) else f"{shown(value)} is not a prompt"
             raise self.error(column, what, hint)
-        if all(type(token) is int and 0 <= token <= LONGEST for token in value):
+        if is_ids(value) and min(value) >= 0 and max(value) <= LONGEST:
             return {"prompt": value}
         if is_sharegpt(value):
             try:
@@ -296,7 +300,7 @@ def _arrow_rows(file: Path, columns: list[str]) -> Iterator[dict[str, Any]]:
     with reading_arrow(file):
         if file.suffix != ".arrow":
             with parquet.ParquetFile(local_file(file), pre_buffer=False) as table:
-                for batch in table.iter_batches(columns=columns):
+                for batch in table.iter_batches(_ARROW_ROWS, columns=columns):
                     yield from batch.to_pylist()
             return
         with pa.memory_map(os.fspath(file)) as source:

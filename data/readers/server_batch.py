@@ -19,6 +19,7 @@ from ..arrays import IntArray
 from ..files.disk import InputError, shown
 from ..files.record import whole
 from ..prompts.columns import PromptColumns
+from ..prompts.messages import is_ids
 from ..prompts.names import Names
 from ..prompts.table import batch_entries
 from ..workload import LONGEST
@@ -134,6 +135,7 @@ class ServerBatch(Sequence[ServerRequest]):
     kind: Number of each request's endpoint and model, shape (requests,).
     kinds: Endpoint and model of each number; None if a request names no model.
     repeats: True if each request is greedy or has a seed, so that lengths repeat in another run.
+    salted: True if a request has a ``cache_salt``.
     """
 
     def __init__(
@@ -149,7 +151,7 @@ class ServerBatch(Sequence[ServerRequest]):
         self._longest = longest
         self._file = tempfile.TemporaryFile()  # noqa: SIM115
         weakref.finalize(self, self._file.close)
-        self.names, self.models, self.repeats = Names(), set[object](), True
+        self.names, self.models, self.repeats, self.salted = Names(), set[object](), True, False
         columns = [array.array("q") for _ in range(5)]
         kind, self._kinds = array.array("i"), dict[tuple[str, str | None], int]()
         self._at, self._line = array.array("q", [0]), array.array("q")
@@ -162,6 +164,7 @@ class ServerBatch(Sequence[ServerRequest]):
             self._url.append(self._urls.setdefault(request.url, len(self._urls)))
             model = request.body.get("model")
             self.repeats &= request.body.get("temperature") == 0 or request.body.get("seed") is not None
+            self.salted |= "cache_salt" in request.body
             named = model if isinstance(model, str) else None
             self.models.add(named)
             kind.append(self._kinds.setdefault((request.url, named), len(self._kinds)))
@@ -250,9 +253,9 @@ def _measured(request: ServerRequest, choices: int, longest: int | None) -> tupl
     says, prompts = request.says, request.prompts
     # A row without generated tokens takes the iterations of its prompt, as with one token.
     least = 1 if request.url in _READING or request.max_tokens == 0 else 0
-    ids = _is_ids(says)
+    ids = is_ids(says)
     # A text has the hash of its bytes.
-    number = hash(says if isinstance(says, str) else (encoded(says, "sorted"),))
+    number = hash(says if isinstance(says, str) else tuple(says) if ids else (encoded(says, "sorted"),))
     tokens = min(map(_tokens_of, prompts)) if prompts else len(says) if ids else _tokens_of(says)
     unbounded = request.max_tokens is None and not least
     flags = _SEVERAL * bool(prompts) | _IDS * ids | _OPEN * unbounded
@@ -270,17 +273,13 @@ def _refuse_infinite(request: ServerRequest, path: str | os.PathLike[str] | None
 
 
 def _tokens_of(prompt: Any) -> int:
-    if _is_ids(prompt):
+    if is_ids(prompt):
         return len(prompt)
     if isinstance(prompt, str):
         size = len(prompt) if prompt.isascii() else len(prompt.encode("utf-8", "replace"))
     else:
         size = len(encoded(prompt))
     return max(1, -(-size // _BYTES_PER_TOKEN))
-
-
-def _is_ids(prompt: object) -> bool:
-    return isinstance(prompt, list) and bool(prompt) and all(type(token) is int for token in prompt)
 
 
 def encoded(value: object, order: Literal["sorted"] | None = None) -> bytes:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from batchbound.data.arrays import IntArray
 from batchbound.data.costs.iteration_rates import IterationRates
 from batchbound.data.iterations import EngineLimits
 from batchbound.data.prefix_tree import PrefixTree
@@ -119,3 +120,18 @@ def test_drawn_jobs_are_never_slower_than_any_rule() -> None:
         rules = found.baselines.values() if len(scenarios) == 1 else [found.baselines[FILE_ORDER]]
         for rule in rules:
             assert found.outlook.is_sure(rule), f"seed {seed}: {rule.name}"
+
+
+def test_equal_orders_are_simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = PrefixTree(np.full(2, -1), np.full(2, 40), np.repeat(np.arange(2), 4), np.full(8, 4), unit=4)
+    simulated, of = list[bytes](), Forecast.of
+
+    def noted(forecast: Forecast, name: str, order: IntArray) -> Outlook:
+        simulated.append(order.tobytes())
+        return of(forecast, name, order)
+
+    monkeypatch.setattr(Forecast, "of", noted)
+    found = search_tree_order(tree, [Scenario(np.full(8, 3), RATES)], EngineLimits(2, 64, 88, 4))
+    # All lengths are equal: the file is in the order of every rule.
+    assert len(found.baselines) == 4
+    assert len(simulated) == len(set(simulated)) == 1
