@@ -37,6 +37,7 @@ from .data.readers.profile_readers import read_profile
 from .data.readers.server_run import ServerRun, is_timed, read_timed_requests
 from .data.readers.tables import read_lengths
 from .executor.reports.audit_page import Losses, Occupancy, save_audit_page
+from .executor.reports.cache_picture import CachePicture
 from .executor.reports.iteration_audit import (
     WORK,
     IterationAudit,
@@ -45,7 +46,7 @@ from .executor.reports.iteration_audit import (
     order_audit,
     orders_of,
 )
-from .executor.reports.prompt_audit import PromptAudit
+from .executor.reports.prompt_audit import PromptAudit, cache_picture
 from .executor.reports.run_assumptions import kinds_under
 from .heuristics.iterations.fitted_audit import estimate_seconds, simulated_orders
 from .heuristics.iterations.iteration_fit import LARGEST_ERROR, IterationFit, PricedRun, TimedJob, fit_log
@@ -83,6 +84,7 @@ class Audit(Shown):
     rates: Linear cost of an iteration, fitted to the run; None without a fit.
     claims: Assumptions of the bound on iterations, each with its basis.
     is_defect: True if the run beats the bound although all assumptions were checked.
+    cache: Picture of the shared beginnings in the server's KV cache; None without any.
     """
 
     tables: Mapping[str, Mapping[str, object]]
@@ -93,6 +95,7 @@ class Audit(Shown):
     rates: IterationRates | None = None
     claims: tuple[Assumption, ...] = ()
     is_defect: bool = False
+    cache: CachePicture | None = None
 
     def shown(self) -> Iterator[tuple[str, object]]:
         """Yield the figures of the first tables and the assumptions."""
@@ -113,7 +116,7 @@ class Audit(Shown):
 
     def save_html(self, path: str | os.PathLike[str], title: str) -> None:
         """Write the audit to ``path`` as a page for a browser."""
-        save_audit_page(path, title, self.losses, self.runs, self.tables, clock=self.clock)
+        save_audit_page(path, title, self.losses, self.runs, self.tables, clock=self.clock, cache=self.cache)
 
 
 @takes(AuditOptions)
@@ -224,15 +227,18 @@ def _server_run(options: AuditOptions) -> Audit:
         remarks = (*remarks, "no seconds: they are fitted to one engine, and there are several")
     elif found.broken or found.drafts != 0:
         remarks = (*remarks, "no seconds: an assumption of their bound is broken")
+    cache = None if options.html is None else cache_picture(ran, limits)
     if engines > 1 or found.broken or found.drafts != 0:
-        return Audit(tables, remarks, lost, claims=found.assumptions, is_defect=found.is_defect)
+        claims, defect = found.assumptions, found.is_defect
+        return Audit(tables, remarks, lost, claims=claims, is_defect=defect, cache=cache)
     done = np.flatnonzero(ran.failed == 0)
     request = np.repeat(np.arange(len(done)), ran.choices[done])
     job = TimedJob(found.sequences, request, ran.sent[done], ran.finished[done])
     known = replace(limits, sequences=found.limits.sequences)
     audit = _with_seconds(tables, job, known, found.limits)
     remarks = (*remarks, *audit.assumptions)
-    return replace(audit, losses=(*lost, *audit.losses), assumptions=remarks, claims=found.assumptions)
+    lost = (*lost, *audit.losses)
+    return replace(audit, losses=lost, assumptions=remarks, claims=found.assumptions, cache=cache)
 
 
 def _counted(

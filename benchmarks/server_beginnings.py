@@ -13,7 +13,8 @@ of the order as sent, ``fcfs`` the simulated first come, first served, which the
 
 The seconds of all runs are fitted by one cost of an iteration, a prompt token and a decoded one. Counts
 priced by it compare the ways; the table names each job's order, its ratio to the best of the four others, its
-prompt tokens over those needed, and the errors of the predictions.
+prompt tokens over those needed, and the errors of the predictions. With ``--servers 2`` several share each
+job; iterations are then those of the busiest.
 
 Run: ``python benchmarks/server_beginnings.py --vllm PATH [--model DIR [--layers N]] -o FILE``
 """
@@ -21,6 +22,7 @@ Run: ``python benchmarks/server_beginnings.py --vllm PATH [--model DIR [--layers
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -29,7 +31,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -143,13 +145,17 @@ def logged(server: VllmServer) -> tuple[int, int]:
     return len(busy), sum(busy)
 
 
-def measure(server: VllmServer, job: JobOf, rows: list[Row], way: str, folder: Path) -> dict[str, Any]:
+def measure(
+    servers: Sequence[VllmServer], job: JobOf, rows: list[Row], way: str, folder: Path
+) -> dict[str, Any]:
     """Run a job in one way."""
-    server.post("/reset_prefix_cache", b"")
+    for server in servers:
+        server.post("/reset_prefix_cache", b"")
     batch = folder / f"{way}.jsonl"
     write(in_order(rows, way), batch, lengths=job.known or way != "auto")
-    before = logged(server)
-    words = ["run", str(batch), "--server", server.url, "--slots", str(SLOTS), "--overwrite", "--json"]
+    before = [logged(server) for server in servers]
+    words = ["run", str(batch), "--slots", str(SLOTS), "--overwrite", "--json"]
+    words += [word for server in servers for word in ("--server", server.url)]
     words += ["--order", "auto" if way == "auto" else "file", "--batched-tokens", str(BUDGET)]
     words += ["-o", str(batch.with_suffix(".out"))]
     if way != "auto":
@@ -165,14 +171,16 @@ def measure(server: VllmServer, job: JobOf, rows: list[Row], way: str, folder: P
     if done.returncode:
         raise RuntimeError(done.stderr)
     ran = json.loads(done.stdout)
-    iterations, tokens = (now - then for now, then in zip(logged(server), before, strict=True))
+    after = [logged(server) for server in servers]
+    each = [tuple(np.subtract(now, then).tolist()) for now, then in zip(after, before, strict=True)]
     tokens_simulated = ran.get("simulated_prompt_tokens", {})
     return {
         "way": way,
         "known": job.known,
         "order": ran["order"],
-        "iterations": iterations,
-        "prompt_tokens": tokens,
+        "iterations": max(iterations for iterations, _ in each),
+        "prompt_tokens": sum(tokens for _, tokens in each),
+        "each_server": each,
         "decodes": sum(row[1] - 1 for row in rows),
         "needed": ran.get("prompt_tokens_needed"),
         "counted_by_us": ran.get("prompt_tokens_computed"),
@@ -196,11 +204,17 @@ def runs_of(part: float, options: argparse.Namespace, folder: Path, model: Path)
     limits = ["--block-size", str(BLOCK), "--num-gpu-blocks-override", str(blocks + 1)]
     limits += ["--max-num-seqs", str(SLOTS), "--max-num-batched-tokens", str(BUDGET)]
     limits += ["--enable-prefix-caching", "--max-model-len", "1024"]
-    with VllmServer(options.vllm, model, folder / f"{part:g}.log", limits, nice=options.nice) as server:
+    with contextlib.ExitStack() as stack:
+        servers = [
+            stack.enter_context(
+                VllmServer(options.vllm, model, folder / f"{part:g} {k}.log", limits, nice=options.nice)
+            )
+            for k in range(options.servers)
+        ]
         for job, rows in jobs.items():
             for way in options.ways:
                 run = {"name": job.name, **asdict(job), "requests": len(rows), "blocks": blocks}
-                yield run | measure(server, job, rows, way, folder)
+                yield run | measure(servers, job, rows, way, folder)
 
 
 def fitted(runs: list[dict[str, Any]]) -> tuple[float, float, float]:
@@ -214,7 +228,7 @@ def fitted(runs: list[dict[str, Any]]) -> tuple[float, float, float]:
 def priced(run: dict[str, Any], cost: tuple[float, float, float]) -> float:
     """Return a run's seconds by its counts."""
     counts = (run["iterations"], run["prompt_tokens"], run["decodes"])
-    return sum(count * each for count, each in zip(counts, cost, strict=True))
+    return float(np.dot(counts, cost))
 
 
 def table(runs: list[dict[str, Any]], cost: tuple[float, float, float]) -> Iterator[str]:
@@ -231,6 +245,7 @@ def table(runs: list[dict[str, Any]], cost: tuple[float, float, float]) -> Itera
             f"{name:28} {'known' if auto['known'] else 'unknown':8} {ratio:6.3f} of {best:8}"
             f" {of_file:6.3f} of file  {needed:6.3f} of needed  {auto['iterations']:5d}"
             f" {auto['prompt_tokens']:6d}  predicted {auto['predicted']}  {auto['order']}"
+            + (f"  each server {auto['each_server']}" if len(auto["each_server"]) > 1 else "")
         )
     errors = [abs(run["predicted"][0] / run["iterations"] - 1) for run in runs if run["predicted"][0]]
     errors += [abs(run["predicted"][1] / run["prompt_tokens"] - 1) for run in runs if run["predicted"][1]]
@@ -260,6 +275,7 @@ def main() -> None:
     parser.add_argument("--vllm", default="vllm", help="the command that starts a server")
     parser.add_argument("--model", type=Path, help="folder of a model; by default a tiny random one")
     parser.add_argument("--layers", type=int, help="of the model, from its first on")
+    parser.add_argument("--servers", type=int, default=1, help="replicas that share each job")
     parser.add_argument("--nice", type=int, default=0, help="of the server")
     parser.add_argument("--scale", type=float, default=1.0, help="of the jobs' sizes")
     parser.add_argument("--kinds", nargs="*", default=list(KINDS))

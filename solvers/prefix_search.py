@@ -52,6 +52,7 @@ def search_tree_order(
     *,
     lengths_known: bool = True,
     enough: float = 0.0,
+    together: IntArray | None = None,
 ) -> SearchedOrder:
     """Search the order of fewest predicted seconds.
 
@@ -62,10 +63,11 @@ def search_tree_order(
     budget: Stopping criteria; ``work`` counts simulated orders.
     lengths_known: False if the scenarios' lengths are guesses; orders then use none of them.
     enough: Seconds of the first scenario at which the search ends.
+    together: Number of each completion's request, whose completions are sent together; None if each is one.
 
     Raises ValueError if a request alone exceeds the KV cache.
     """
-    forecast, budget = Forecast(tree, scenarios, limits), budget or Limits()
+    forecast, budget = Forecast(tree, scenarios, limits, together), budget or Limits()
     output = scenarios[0].output if lengths_known else None
     distinct = dict[bytes, Outlook]()
 

@@ -35,6 +35,7 @@ class FakeCachedServer(FakeServer):
     def __post_init__(self) -> None:
         self.engine = BlockEngine(self.slots, self.budget, self.blocks, self.block_tokens)
         self._numbers: dict[int, Running] = {}
+        self._left: dict[str, int] = {}
         self.tokenized: list[Any] = []
 
     def metrics(self) -> str:
@@ -68,13 +69,18 @@ class FakeCachedServer(FakeServer):
             place = {name: at for at, name in enumerate(self.sent)}
             self._waiting.sort(key=lambda request: place[request.name])
         for request in self._waiting:
-            number = len(self._numbers)
-            self._numbers[number] = request
             self._running.append(request)
-            self.engine.add(number, _tokens(request.body), request.left)
+            self._left[request.name] = int(request.body.get("n", 1))
+            for _ in range(self._left[request.name]):
+                number = len(self._numbers)
+                self._numbers[number] = request
+                self.engine.add(number, _tokens(request.body), request.left)
         self._waiting.clear()
         for number in self.engine.step():
             request = self._numbers[number]
+            self._left[request.name] -= 1
+            if self._left[request.name]:
+                continue
             self._running.remove(request)
             self.completions[request.name] += 1
             if not request.done.done():

@@ -223,8 +223,9 @@ def _share(
             StoppedBy.PROOF
         )
     rows, requests = job.rows(members), job.requests()[members]
-    if rows.tree is not None and len(rows.tree.parent) and engines.profile is None and _single(requests):
-        return _share_by_tree(members, rows, rows.tree, limits, (engines.rates, job.exact, *until))
+    if rows.tree is not None and engines.profile is None and _share_between(rows.tree, requests):
+        by = engines.rates, job.exact, *until
+        return _share_by_tree((members, requests), rows, rows.tree, limits, by)
     work = Releasable.of_rows(rows, requests, exact=job.exact)
     found = search_release(work, limits, engines.prices(), *until)
     flying = in_flight_of(limits.sequences) if found.held_back is None else found.held_back
@@ -233,13 +234,14 @@ def _share(
     return share, found.stopped_by
 
 
-def _single(requests: IntArray) -> bool:
-    """Return whether each request has one completion."""
-    return len(np.unique(requests)) == len(requests)
+def _share_between(tree: PrefixTree, requests: IntArray) -> bool:
+    """Return whether different requests share a beginning."""
+    first = np.unique(requests, return_index=True)[1]
+    return bool((tree.select(first).requests_below > 1).any())
 
 
 def _share_by_tree(
-    members: IntArray,
+    of: tuple[IntArray, IntArray],
     rows: Sequences,
     tree: PrefixTree,
     limits: EngineLimits,
@@ -247,12 +249,16 @@ def _share_by_tree(
 ) -> tuple[PlannedShare, StoppedBy]:
     """Return the share in the order of fewest predicted seconds on a prefix cache.
 
+    of: The completions of the share, and the request of each.
     by: Costs, True if lengths are known, the limits of the search, and the iterations of the bound.
     """
-    rates, exact, budget, least = by
+    (members, requests), (rates, exact, budget, least) = of, by
+    together = None if len(np.unique(requests)) == len(requests) else requests
     known = None if rates is None else replace(rates, error=0.0)
     scenarios = [Scenario(rows.output, one) for one in possible_rates(known)]
-    found = search_tree_order(tree, scenarios, limits, budget if exact else None, lengths_known=True)
+    found = search_tree_order(
+        tree, scenarios, limits, budget if exact else None, lengths_known=True, together=together
+    )
     run = found.outlook.runs[0]
     seconds = None if rates is None else found.outlook.seconds[0]
     predicted = Predicted(run.iterations, run.preemptions, run.prompt_tokens + run.decodes, seconds)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import repeat
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -29,6 +28,7 @@ from ..data.readers.server_batch import (
     planned_lengths,
     prompt_groups,
     read_server_batch,
+    repeated,
 )
 from ..data.readers.tables import is_table
 from ..data.workload import Workload, WorkloadError
@@ -193,7 +193,7 @@ def _sent(
     # Token ids stay on disk: as lists, a million prompts would not fit into memory.
     of_requests = known or (request.says for request in requests)
     owners = _owners(requests) if requests.salted else None
-    tree = PrefixTree.of_prompts(_repeated(of_requests, choices), owners)
+    tree = PrefixTree.of_prompts(repeated(of_requests, choices), owners)
     return replace(job, tree=tree, assumptions=assumed_of(tree))
 
 
@@ -213,24 +213,15 @@ def completion_prompts(
             hint = "Plan with --tokenizer, or with token ids as prompts."
             raise InputError("its tokens are unknown", file=name, where=f"line {request.line}", hint=hint)
         known.append(tokens)
-    prompts = list(_repeated(known, requests.choices))
+    prompts = list(repeated(known, requests.choices))
     return completion_ids(requests), prompts, list(_owners(requests))
-
-
-_T = TypeVar("_T")
-
-
-def _repeated(of_requests: Iterable[_T], choices: IntArray) -> Iterator[_T]:
-    """Yield the value of each completion's request."""
-    for value, count in zip(of_requests, choices.tolist(), strict=True):
-        yield from repeat(value, count)
 
 
 def _owners(requests: ServerBatch) -> Iterator[str]:
     """Yield the owner of each completion's prompt."""
     # Models are no owners: a server may know one model by several names.
     salts = (repr(request.body.get("cache_salt")) for request in requests)
-    return _repeated(salts, requests.choices)
+    return repeated(salts, requests.choices)
 
 
 def _array(tokens: Sequence[int] | None) -> IntArray | None:

@@ -14,7 +14,7 @@ from ..data.claims.assumptions import Assumption
 from ..data.costs.iteration_rates import IterationRates
 from ..data.iterations import EngineLimits, Predicted, Sequences
 from ..data.prefix_tree import PrefixTree
-from ..data.readers.server_batch import ServerBatch, ServerRequest, encoded
+from ..data.readers.server_batch import ServerBatch, ServerRequest, encoded, repeated
 from ..data.readers.server_run import ServerRun
 from ..heuristics.iterations.iteration_fit import TimedJob, fit_cached
 from ..heuristics.prefixes.choice import Scenario, possible_rates
@@ -27,6 +27,7 @@ from ..solvers.result import Limits
 if TYPE_CHECKING:
     from ..executor.server.probe import ServerFacts
     from ..executor.server.server_job import ServerJob
+    from ..executor.server.tokenizing import PromptTokens
     from .batch_to_send import Batch, ServerOptions
 
 _CACHING = ("vllm", "sglang")
@@ -57,19 +58,24 @@ Iterations of a few milliseconds end several requests before the client sends th
 class Beginnings:
     """What the prompts of a job share, and one engine that serves them.
 
-    tree: Tree of the prompts, shape (requests,).
+    tree: Tree of the prompts, with one for each completion of a request, shape (completions,).
     exact: True if it is of the server's own token ids; False if estimated from the messages' bytes.
     limits: Limits of one engine, with the KV cache that it states.
     rates: Costs that an earlier run on this server measured; None without one.
+    request: Request of each completion, shape (completions,); None if each has one.
     """
 
     tree: PrefixTree
     exact: bool
     limits: EngineLimits
     rates: IterationRates | None = None
+    request: IntArray | None = None
 
     def fits(self, output: IntArray) -> bool:
-        """Return whether the KV cache holds all prompts and completions together."""
+        """Return whether the KV cache holds all prompts and completions together.
+
+        output: Tokens of each completion, shape (completions,).
+        """
         room = self.limits.kv_tokens
         return room is None or self.tree.distinct_tokens + int(output.sum()) <= room
 
@@ -95,7 +101,7 @@ def read_beginnings(
     from ..executor.server.tokenizing import torn_apart
 
     requests, fact = batch.requests, facts[0]
-    if len(requests) < 2 or (requests.choices > 1).any() or fact.engine not in _CACHING:
+    if len(requests) < 2 or requests.several.any() or fact.engine not in _CACHING:
         return None
     metrics = fact.metrics
     caching = None if metrics is None else metrics.prefix_caching
@@ -109,15 +115,15 @@ def read_beginnings(
     block = 1 if metrics is None or metrics.block_tokens is None else metrics.block_tokens
     unit = 1 if metrics is None or metrics.reuse_unit is None else metrics.reuse_unit
     tokens = job.prompt_tokens(fact)
-    tree, exact = (
-        (guess, False)
-        if tokens is None
-        else (PrefixTree.of_prompts(tokens.ids, tokens.identities, unit), True)
-    )
     if tokens is not None:
         _name_torn(requests, torn_apart(guess, tokens), remark)
+    tree, exact = _tree_of(requests, tokens, unit), tokens is not None
     if not len(tree.parent):
         return None
+    request = None
+    if (requests.choices > 1).any():
+        request = np.repeat(np.arange(len(requests)), requests.choices)
+        tree = _tree_of(requests, tokens, unit, requests.choices)
     if not exact:
         remark("the server does not tokenize these prompts: shared beginnings are estimated from their bytes")
     engines = 1 if metrics is None or metrics.engines is None else metrics.engines
@@ -125,7 +131,7 @@ def read_beginnings(
         None if metrics is None or metrics.kv_tokens is None else metrics.kv_tokens // engines
     )
     limits = EngineLimits(slots // engines, options.batched_tokens or 2048, stated, block)
-    return Beginnings(tree, exact, limits, CostCache.of_user().find_server(fact.url, fact.models))
+    return Beginnings(tree, exact, limits, CostCache.of_user().find_server(fact.url, fact.models), request)
 
 
 def _name_torn(
@@ -140,9 +146,24 @@ def _name_torn(
         )
 
 
-def estimated_tree(requests: ServerBatch) -> PrefixTree:
-    """Return the tree of the messages' bytes, at a token per four bytes."""
-    tree = PrefixTree.of_prompts(map(_pieces, requests), requests.kind.tolist())
+def _tree_of(
+    requests: ServerBatch, tokens: PromptTokens | None, unit: int, times: IntArray | None = None
+) -> PrefixTree:
+    """Return the tree of the prompts, each as often as ``times`` says; estimated without tokens."""
+    if tokens is None:
+        return estimated_tree(requests, times)
+    times = np.ones_like(requests.choices) if times is None else times
+    return PrefixTree.of_prompts(repeated(tokens.ids, times), repeated(tokens.identities, times), unit)
+
+
+def estimated_tree(requests: ServerBatch, times: IntArray | None = None) -> PrefixTree:
+    """Return the tree of the messages' bytes, at a token per four bytes.
+
+    times: How often each prompt is taken, shape (requests,); once by default.
+    """
+    times = np.ones_like(requests.choices) if times is None else times
+    pieces = repeated(map(_pieces, requests), times)
+    tree = PrefixTree.of_prompts(pieces, repeated(requests.kind.tolist(), times))
     size = _PIECE // _BYTES_PER_TOKEN
     return replace(tree, tokens=tree.tokens * size, own=tree.own * size)
 
@@ -167,12 +188,12 @@ def tree_release(
 
     It is None if the cache holds all and lengths are unknown.
     """
-    known = batch.lengths_known(options)
-    if not known and beginnings.fits(batch.output):
+    known, output = batch.lengths_known(options), np.repeat(batch.output, batch.requests.choices)
+    if not known and beginnings.fits(output):
         return None
     room, tree = beginnings.limits.kv_tokens, beginnings.tree
     guesses = _GUESSES if len(tree) <= _MOST_GUESSED else _GUESSES[1:2]
-    lengths = [batch.output] if known else [_guess(batch.output, tokens) for tokens in guesses]
+    lengths = [output] if known else [_guess(output, tokens) for tokens in guesses]
     if room is not None:
         longest = room // beginnings.limits.block_tokens * beginnings.limits.block_tokens
         lengths = [np.minimum(each, longest - tree.prompt_tokens) for each in lengths]
@@ -185,6 +206,9 @@ def tree_release(
     home = None
     if servers > 1:
         home = share_subtrees(tree, usual, servers, beginnings.limits, rates[len(rates) // 2])
+    request = beginnings.request
+    if home is not None and request is not None:
+        home = home[_firsts(request)][request]
     order, plans = np.zeros(0, dtype=np.int64), list[SearchedOrder]()
     for server in range(servers):
         mine = np.arange(len(tree)) if home is None else np.flatnonzero(home == server)
@@ -192,10 +216,21 @@ def tree_release(
             continue
         scenarios = [Scenario(each, one) for each in (output[mine] for output in lengths) for one in rates]
         part = tree if home is None else tree.select(mine)
-        plans.append(search_tree_order(part, scenarios, beginnings.limits, budget, lengths_known=known))
+        sent = None if request is None else request[mine]
+        plans.append(
+            search_tree_order(part, scenarios, beginnings.limits, budget, lengths_known=known, together=sent)
+        )
         order = np.concatenate((order, mine[plans[-1].outlook.order]))
     predicted = _told(plans, beginnings, len(scenarios) // 2, remark, known=known)
+    if request is not None:
+        order = request[order][np.sort(_firsts(request[order]))]
+        home = None if home is None else home[_firsts(request)]
     return Release(plans[0].outlook.name, order, predicted), home
+
+
+def _firsts(request: IntArray) -> IntArray:
+    """Return the place of each request's first completion."""
+    return np.unique(request, return_index=True)[1]
 
 
 def _told(
@@ -243,7 +278,7 @@ def traced(
 ) -> ServerRun:
     """Return a run's record with its name, its assumptions and the tree of its prompts."""
     named = replace(run, run=run_name, assumptions=assumptions)
-    if beginnings is None or not beginnings.exact or not len(run):
+    if beginnings is None or not beginnings.exact or not len(run) or beginnings.request is not None:
         return named
     return replace(named, tree=beginnings.tree.select(run.position))
 

@@ -10,7 +10,8 @@ import tempfile
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, cast, overload
+from itertools import repeat
+from typing import Any, Literal, NamedTuple, TypeVar, cast, overload
 
 import msgspec
 import numpy as np
@@ -51,6 +52,8 @@ ENDPOINTS = (CHAT, COMPLETIONS, RESPONSES, *_READING)
 _PROMPTS = ("prompt", "messages", "input")
 
 _BYTES_PER_TOKEN = 4
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,6 +357,12 @@ def completion_ids(requests: Sequence[ServerRequest]) -> list[str]:
         for name, count in zip(batch.names, batch.choices.tolist(), strict=True)
         for k in range(count)
     ]
+
+
+def repeated(of_requests: Iterable[_T], choices: IntArray) -> Iterator[_T]:
+    """Yield the value of each completion's request."""
+    for value, count in zip(of_requests, choices.tolist(), strict=True):
+        yield from repeat(value, count)
 
 
 def prompt_groups(requests: Sequence[ServerRequest]) -> IntArray:

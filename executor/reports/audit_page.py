@@ -11,6 +11,7 @@ import numpy as np
 
 from ...data.arrays import FloatArray
 from ...data.files.disk import atomic_write
+from .cache_picture import CachePicture
 
 _WIDTH, _HEIGHT, _LEFT, _BAR = 900.0, 220.0, 250.0, 26.0
 
@@ -70,6 +71,7 @@ def save_audit_page(
     tables: Mapping[str, Mapping[str, object]],
     *,
     clock: str,
+    cache: CachePicture | None = None,
 ) -> None:
     """Write an audit as one HTML file.
 
@@ -84,6 +86,12 @@ def save_audit_page(
     if runs:
         note = "The gap between a line and the top is unused slots."
         parts += [f"<h2>Running requests, by {escape(clock)}</h2>", _lines(runs), f"<p>{note}</p>"]
+    if cache is not None:
+        note = "A beginning is dark while a running request uses it, pale while the KV cache keeps it."
+        parts += ["<h2>Shared beginnings in the KV cache, simulated</h2>", f"<p>{note}</p>"]
+        parts += [
+            f"<p>{escape(title)}</p>{_svg(height, title, bars)}" for title, height, bars in cache.drawn()
+        ]
     for name, rows in tables.items():
         shown = "".join(
             f"<tr><td>{escape(key)}</td><td>{escape(_value(value))}</td></tr>" for key, value in rows.items()

@@ -14,6 +14,7 @@ from ...data.readers.server_run import ServerRun
 from ...heuristics.prefixes.choice import UNKNOWN_RATES, Forecast, Outlook, Scenario, choose
 from ...heuristics.prefixes.engine import CachedRun
 from ...heuristics.prefixes.orders import FILE_ORDER, LONGEST_FIRST, baseline_orders, tree_orders
+from .cache_picture import CachePicture
 
 SENT = "as sent"
 
@@ -84,6 +85,21 @@ def audit_prompts(
     engine = engine_limits(run, limits)
     runs = {} if engine is None else _simulated(run, done.tolist(), tree, engine, rates)
     return PromptAudit(computed, needed, runs, engine or limits)
+
+
+def cache_picture(run: ServerRun, limits: EngineLimits) -> CachePicture | None:
+    """Return the picture of first come, first served and of the run; None without a tree or its KV cache."""
+    engine = engine_limits(run, limits)
+    if run.tree is None or engine is None or run.failed.any():
+        return None
+    file, output = np.argsort(run.position, kind="stable"), np.maximum(run.completion_tokens, 1)
+    orders = [("first come, first served", file.tolist())]
+    if not np.array_equal(file, np.arange(len(run))):
+        orders.append(("this run's order", list(range(len(run)))))
+    try:
+        return CachePicture.of(run.tree, output.tolist(), engine, orders)
+    except ValueError:
+        return None
 
 
 def engine_limits(run: ServerRun, limits: EngineLimits) -> EngineLimits | None:

@@ -78,11 +78,21 @@ class Outlook:
 class Forecast:
     """Simulations of one job in several scenarios.
 
+    together: Number of each completion's request, shape (completions,): a request's completions are sent
+        together. None if each is a request of its own.
+
     Raises ValueError if a request alone exceeds the KV cache.
     """
 
-    def __init__(self, tree: PrefixTree, scenarios: Sequence[Scenario], limits: EngineLimits) -> None:
+    def __init__(
+        self,
+        tree: PrefixTree,
+        scenarios: Sequence[Scenario],
+        limits: EngineLimits,
+        together: IntArray | None = None,
+    ) -> None:
         self._blocks, self._limits = BlockTree.of(tree, limits.block_tokens), limits
+        self._together = together
         self._scenarios = tuple(scenarios)
         longest = np.maximum.reduce([scenario.output for scenario in scenarios])
         needed = tree.prompt_tokens + longest
@@ -91,6 +101,8 @@ class Forecast:
 
     def of(self, name: str, order: IntArray) -> Outlook:
         """Return what an order is predicted to take."""
+        if self._together is not None:
+            order = kept_together(order, self._together)
         runs: dict[int, CachedRun] = {}
         for scenario in self._scenarios:
             if id(scenario.output) not in runs:
@@ -99,6 +111,14 @@ class Forecast:
         each = tuple(runs[id(scenario.output)] for scenario in self._scenarios)
         priced = zip(each, self._scenarios, strict=True)
         return Outlook(name, order, each, tuple(run.seconds(scenario.rates) for run, scenario in priced))
+
+
+def kept_together(order: IntArray, together: IntArray) -> IntArray:
+    """Return an order in which each request's completions follow the first of them."""
+    label = together[order]
+    first = np.full(int(label.max()) + 1, len(order))
+    np.minimum.at(first, label, np.arange(len(order)))
+    return order[np.argsort(first[label], kind="stable")]
 
 
 def least_seconds(outlooks: Sequence[Outlook]) -> tuple[float, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ...data.arrays import IntArray
@@ -59,7 +59,7 @@ class TreeEngine:
         self._budget, self._size = limits.batched_tokens, limits.block_tokens
         whole = sum(self._prompt) + sum(self._output) + len(self._prompt) * self._size
         blocks = whole // self._size if limits.blocks is None else limits.blocks
-        self._cache = VllmCache(tree, blocks, self._size)
+        self.cache = VllmCache(tree, blocks, self._size)
         self._waiting: deque[int] = deque(order)
         self._running: dict[int, None] = {}
         self._generated = [0] * len(self._prompt)
@@ -79,8 +79,19 @@ class TreeEngine:
 
     def run(self) -> CachedRun:
         """Return the work of all requests; raise ValueError if one alone exceeds the memory."""
+        for _ in self.events():
+            pass
+        return self.result
+
+    def events(self) -> Iterator[int]:
+        """Run all requests; yield the iterations so far after each event."""
         while self._done < len(self._prompt):
             self._iterate()
+            yield self._t
+
+    @property
+    def result(self) -> CachedRun:
+        """The work so far."""
         return CachedRun(
             self._t,
             self._prompt_tokens,
@@ -111,7 +122,7 @@ class TreeEngine:
     def _make_room(self) -> list[int]:
         """Give decoding requests their blocks; return the preempted."""
         needed = self._phases[-self._t % self._size]
-        cache = self._cache
+        cache = self.cache
         if needed <= cache.free:
             if needed:
                 cache.take(needed)
@@ -134,7 +145,7 @@ class TreeEngine:
             self._leave(victim)
             self._generated[victim] = self._output[victim] - (self._last[victim] - self._t + 1)
             self._ends[self._last[victim]].remove(victim)
-        self._cache.give_back(victim, held)
+        self.cache.give_back(victim, held)
         dropped.append(victim)
         self._preemptions += 1
 
@@ -150,10 +161,10 @@ class TreeEngine:
         lacks = self._prompt[request] + self._generated[request] - held
         new = min(lacks, budget)
         blocks = -(-(held + new) // self._size) - -(-held // self._size)
-        if blocks > self._cache.free:
+        if blocks > self.cache.free:
             self._drop(dropped)
             return budget
-        self._cache.take(blocks)
+        self.cache.take(blocks)
         self._partial_held += new
         self._prompt_tokens += new
         if new == lacks:
@@ -162,7 +173,7 @@ class TreeEngine:
         return budget - new
 
     def _admit(self, budget: int, drawing: list[int]) -> None:
-        cache = self._cache
+        cache = self.cache
         while self._waiting and budget > 0 and len(self._running) < self._slots:
             request = self._waiting[0]
             known = self._prompt[request] + self._generated[request]
@@ -212,7 +223,7 @@ class TreeEngine:
         """Free the blocks of requests that ended, in order of admission."""
         for request, held in sorted(over, key=lambda end: self._admitted[end[0]]) if len(over) > 1 else over:
             del self._running[request]
-            self._cache.give_back(request, held)
+            self.cache.give_back(request, held)
             self.ends.append((request, self._t, self._decodes, self._prompt_tokens, self._kv_tokens))
         self._done += len(over)
 
@@ -223,13 +234,13 @@ class TreeEngine:
         if self._ends:
             count = min(count, min(self._ends) - self._t)
         # Blocks are only taken: all chunks fit if their total fits.
-        while count > 0 and (needed := self._chunks_need(count, new)) > self._cache.free:
+        while count > 0 and (needed := self._chunks_need(count, new)) > self.cache.free:
             count //= 2
         if count <= 0:
             return
         self._kv_tokens += count * self._bases + self._decoding * _sum(self._t + 1, count)
         self._decodes += count * self._decoding
-        self._cache.take(needed)
+        self.cache.take(needed)
         self._partial_held += count * new
         self._prompt_tokens += count * new
         self._t += count
@@ -244,7 +255,7 @@ class TreeEngine:
     def _leap(self) -> None:
         """Run iterations up to the next event."""
         begun, size, phases = self._t, self._size, self._phases
-        last, free, taken, t = min(self._ends), self._cache.free, 0, self._t
+        last, free, taken, t = min(self._ends), self.cache.free, 0, self._t
         while t != last:
             # The first iteration of a leap already holds its blocks; each later one takes its own.
             needed = phases[-(t + 1) % size]
@@ -256,7 +267,7 @@ class TreeEngine:
         else:
             t += 1
         count = t - begun
-        self._cache.take(taken)
+        self.cache.take(taken)
         self._kv_tokens += count * self._bases + self._decoding * _sum(begun + 1, count)
         self._decodes += count * self._decoding
         self._t = t

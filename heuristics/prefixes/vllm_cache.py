@@ -71,6 +71,11 @@ class VllmCache:
         self._serial = [0] * (nodes + requests)
         self._queue: deque[tuple[int, int]] = deque()
 
+    @property
+    def state(self) -> tuple[IntArray, IntArray]:
+        """Blocks of each node in the cache, and running requests or nodes that hold it, shape (nodes,)."""
+        return np.array(self._kept[: self._runs]), np.array(self._holders)
+
     def hit(self, request: int) -> tuple[int, int]:
         """Return the blocks that a request would reuse, and how many of them are free."""
         node, kept, parent = self._leaf[request], self._kept, self._parent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +42,13 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def _write(path: Path, *, tidy: bool, lengths: bool) -> Path:
+def _write(path: Path, *, tidy: bool, lengths: bool, choices: int = 1) -> Path:
     """Write questions on documents of 40 tokens, four letters each: in turn, or by document."""
     rows = []
     for at in range(DOCUMENTS * QUESTIONS):
         document, question = divmod(at, QUESTIONS) if tidy else divmod(at, DOCUMENTS)[::-1]
         prompt = chr(65 + document) * 160 + f"Why {question}"
-        body = {"prompt": prompt, "max_tokens": 3 + (7 * at) % 5}
+        body = {"prompt": prompt, "max_tokens": 3 + (7 * at) % 5} | ({"n": choices} if choices > 1 else {})
         row = {"custom_id": f"r{at}", "method": "POST", "url": "/v1/completions", "body": body}
         rows.append(row | ({"output_tokens": body["max_tokens"]} if lengths else {}))
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -138,6 +139,20 @@ def test_the_trace_keeps_the_tree(
     assert tables["prompt tokens"]["computed again after eviction"] > 2 * NEEDED
 
 
+def test_the_page_of_an_audit_draws_the_cache_of_the_run_below_first_come_first_served(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sent: list[str]
+) -> None:
+    batch, page = _write(tmp_path / "in.jsonl", tidy=False, lengths=True), tmp_path / "page.html"
+    figures, _ = _run(batch, sent, capsys)
+    assert main(["audit", str(tmp_path / "trace.jsonl"), "--html", str(page)]) == 0
+    text = page.read_text()
+    first = figures["simulated_prompt_tokens"]["file order"]
+    assert f"{first:,} prompt tokens computed</p>" in text
+    mine = figures["simulated_prompt_tokens"]["as sent"]
+    assert f"this run&#x27;s order: {figures['iterations']:,} iterations, {mine:,} prompt tokens" in text
+    assert text.count("40 tokens, 5 requests") == 2 * DOCUMENTS
+
+
 def test_a_server_that_does_not_tokenize_gets_an_order_by_bytes_and_no_exact_figure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], sent: list[str]
 ) -> None:
@@ -180,3 +195,21 @@ def test_sixty_four_requests_wait_at_a_server_with_few_slots(
     with FakeCachedServer(2, gate=6, total=DOCUMENTS * QUESTIONS, sent=sent, blocks=30) as fake:
         assert main(run_words(batch, fake, "--slots", "2")) == 0
     assert json.loads(capsys.readouterr().out)["in_flight"] == 2 + 64
+
+
+@pytest.mark.parametrize("lengths", [True, False])
+def test_requests_of_several_completions_are_sent_by_their_beginnings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sent: list[str], *, lengths: bool
+) -> None:
+    batch = _write(tmp_path / "in.jsonl", tidy=False, lengths=lengths, choices=2)
+    _, by_file = _run(batch, sent, capsys, "--order", "file")
+    figures, fake = _run(batch, sent, capsys)
+    documents = [prompt[0] for prompt in sent]
+    assert sum(one != other for one, other in pairwise(documents)) == DOCUMENTS - 1
+    # The second completion computes the last two tokens of its prompt, as does the first.
+    assert fake.engine.prompt_tokens == DOCUMENTS * 40 + 2 * DOCUMENTS * QUESTIONS * 2
+    assert by_file.engine.prompt_tokens > 2 * fake.engine.prompt_tokens
+    if lengths:
+        assert figures["predicted_iterations"] == fake.engine.iterations
+    # Counters are of completions and rows of requests: no figure compares the two.
+    assert "prompt_tokens_needed" not in figures

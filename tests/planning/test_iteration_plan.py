@@ -362,3 +362,18 @@ def test_a_plan_keeps_documents_together_where_a_prefix_cache_does_not_hold_them
     whole = predict(Sequences(work.input_tokens, work.output_tokens), limits, np.arange(20))
     assert whole is not None
     assert share.predicted.iterations < whole.iterations
+
+
+def test_completions_of_a_request_stand_together_within_its_document() -> None:
+    # Four documents of 40 tokens, asked in turn by requests of two completions.
+    leaf = np.repeat(np.tile(np.arange(4), 5), 2)
+    tree = PrefixTree(np.full(4, -1), np.full(4, 40), leaf, np.full(40, 4), unit=4)
+    work = workload_of(tree.prompt_tokens.tolist(), (3 + np.arange(40) % 4).tolist())
+    request = np.repeat(np.arange(20), 2)
+    job = MixedJob(work, request, tree=tree)
+    (share,) = make_iteration_plan(job, Engines((EngineLimits(2, 16, 100, 4),)), limits=WORK).shares
+    requests = request[share.requests].tolist()
+    assert sum(one != other for one, other in pairwise(requests)) == 19
+    # Two documents fit at a time, and each is computed once; in file order each is computed five times.
+    assert share.predicted is not None
+    assert share.predicted.tokens - int((work.output_tokens - 1).sum()) == tree.distinct_tokens
