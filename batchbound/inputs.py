@@ -9,11 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
+from .cost_cache import CostCache
 from .data.arrays import IntArray
 from .data.costs.cost import CalibratedCost, CostModel
 from .data.files.disk import InputError
 from .data.files.record import plain
-from .data.plan import PromptSource, Provenance, relative_path
+from .data.files.sources import is_url
+from .data.plan import ASSUMED, KEPT, PromptSource, Provenance, relative_path
 from .data.predictor import prompt_text
 from .data.prefix_cache import distinct_tokens, usual_prefix_cache
 from .data.problem import MOST_STEPS, Problem, ProblemError
@@ -44,8 +46,13 @@ class Inputs:
         return [prompt_text(entry) for entry in self.job.records or ()]
 
 
-def read_inputs(options: LimitOptions, path: PathText, *, keep_arrivals: bool) -> Inputs:
-    """Return the problem of a file's requests, under the limits of the options."""
+def read_inputs(
+    options: LimitOptions, path: PathText, *, keep_arrivals: bool, says_costs: bool = True
+) -> Inputs:
+    """Return the problem of a file's requests, under the limits of the options.
+
+    says_costs: True to note that costs were not measured.
+    """
     tokenizer, slots = options.tokenizer or options.model or "bytes", options.slots
     counter, columns = _Counter(tokenizer, os.fspath(path)), options.columns_of(tokenizer)
     say_texts(path, columns, f"by the chat template of {tokenizer}")
@@ -65,10 +72,10 @@ def read_inputs(options: LimitOptions, path: PathText, *, keep_arrivals: bool) -
     check_counted(options, path, counts=bool(job.records), positions=options.max_position is None)
     if job.records and tokenizer == "bytes" and options.tokenizer is None:
         note("no --model: prompts are counted in bytes")
-    cost, source = read_cost(options.cost)
+    most = len(job.workload) if slots == "auto" else slots
+    cost, source = _cost(options, path, most, says=says_costs)
     first = options.first_token or ("decode" if job.digest is None else "prefill")
     workload = job.workload if keep_arrivals else job.workload.without_arrivals()
-    most = len(workload) if slots == "auto" else slots
     _check_steps(job, most)
     held = options.kv_capacity or (measured_capacity(source) if slots == "auto" else None)
     kept = _prefix_cache(options, job, workload, held)
@@ -137,6 +144,25 @@ def _prefix_cache(options: LimitOptions, job: JobInput, workload: Workload, kv_c
         what = f"--prefix-cache {kept} leaves nothing of a KV capacity of {kv_capacity} tokens"
         raise InputError(what, hint="Lower it, or raise --kv-capacity.")
     return kept
+
+
+def _cost(
+    options: LimitOptions, path: PathText, most: int, *, says: bool
+) -> tuple[CostModel, dict[str, object]]:
+    """Return the cost model that is named, else kept by an earlier run, else assumed."""
+    if options.cost is not None:
+        return read_cost(options.cost)
+    model = options.model
+    if model is not None:
+        kept = CostCache.of_user().find(model, most)
+        if kept is not None:
+            return kept.cost, {"name": KEPT, **plain(kept)}
+    if not (Path(path).exists() or is_url(path)):
+        return read_cost("paper")  # a generator: the papers' own jobs
+    if says:
+        why = "no --cost" if model is None else f"no run of {model} has kept its costs yet"
+        note(f"{why}: seconds are those of a LLaMA-65B on GPUs")
+    return CostModel.paper(), {"name": ASSUMED}
 
 
 def read_cost(path: PathText | CostModel) -> tuple[CostModel, dict[str, object]]:

@@ -173,8 +173,8 @@ def _replicas(
     return tuple(limits)
 
 
-def _cost(spec: PathText | CostModel) -> tuple[IterationRates | None, LayerProfile | None]:
-    if spec == "paper":
+def _cost(spec: PathText | CostModel | None) -> tuple[IterationRates | None, LayerProfile | None]:
+    if spec in (None, "paper"):
         return None, None
     if isinstance(spec, CostModel):
         raise InputError("a cost of stages prices no iteration", hint="Give the file of an iteration's cost.")
@@ -194,7 +194,10 @@ def _cost(spec: PathText | CostModel) -> tuple[IterationRates | None, LayerProfi
 
 
 def _provenance(options: PlanOptions, read: ReadJob) -> Provenance:
-    lengths, cost = read.lengths.to_json(), {"name": None if options.cost == "paper" else options.cost}
+    lengths, cost = (
+        read.lengths.to_json(),
+        {"name": None if options.cost == "paper" else options.cost},
+    )
     if read.digest is None:
         return Provenance(lengths, cost)
     folder, tokenizer = (

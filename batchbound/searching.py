@@ -367,7 +367,7 @@ def search_file(options: SearchOptions) -> ConfigurationSearch:
     options.check_outputs("output")
     inputs = read_inputs(options, options.workload, keep_arrivals=False)
     profiles = _profiles(options)
-    if options.profile and options.cost == "paper":
+    if options.profile and options.cost in (None, "paper"):
         first = min(range(len(profiles)), key=lambda at: profiles[at].tensor_parallel)
         inputs = _with_cost_of(inputs, profiles[first], options.profile[first])
     if not profiles:

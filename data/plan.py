@@ -91,6 +91,12 @@ def relative_path(path: str | os.PathLike[str], folder: str | os.PathLike[str]) 
     return seen if seen.startswith(".") else os.path.join(".", seen)
 
 
+ASSUMED = "assumed"
+"""Name of costs that were not measured; a plan's seconds are then no prediction."""
+
+KEPT = "measured by an earlier run"
+"""Name of costs that an earlier run of the model measured."""
+
 EXPECTED_LENGTHS = ("constant", "history", "quantile")
 """Sources of lengths that completions need not have."""
 
@@ -114,6 +120,11 @@ class Provenance:
         if self.lengths.get("kind") == "cap":
             return AT_CAP
         return AS_EXPECTED if self.expects else ""
+
+    @property
+    def assumes_costs(self) -> bool:
+        """True if the costs were not measured."""
+        return self.cost_source.get("name") == ASSUMED
 
     @property
     def expects(self) -> bool:
@@ -299,6 +310,10 @@ class Plan(Shown):
         """Yield makespan, bound and gap; without lengths only an upper limit."""
         slots = sum(replica.slots for replica in self.fleet.replicas)
         yield "Plan", f"{len(self.fleet):,} requests on {slots:,} slots"
+        if self.provenance.assumes_costs:
+            yield "costs", ASSUMED
+            yield "above the bound", None if self.lengths_unknown else percentage(self.gap)
+            return
         yield "at most" if self.lengths_unknown else "predicted", seconds(self.seconds)
         if self.lengths_unknown:
             return

@@ -229,7 +229,7 @@ class PlanOptions(LimitOptions, UncertainOptions, FleetOptions, SolverOptions, D
         ),
         Rule(
             ("price",),
-            when=lambda options: options.engine is not None and options.cost == "paper",
+            when=lambda options: options.engine is not None and options.cost in (None, "paper"),
             where="with --for {engine} and no --cost",
             hint="Give the cost of an iteration as --cost FILE.",
         ),

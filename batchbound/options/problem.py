@@ -103,10 +103,10 @@ class LimitOptions(PromptTable, LengthTable):
     max_position: TokenCount | None = option(
         None, "maximum tokens of a prompt and its completion (default: the model's)"
     )
-    cost: PathText | CostModel = everyday(
-        "paper",
+    cost: PathText | CostModel | None = everyday(
+        None,
         "cost model: the hybrid paper's, or a JSON file of `batchbound profile` or of coefficients"
-        " (default %(default)s)",
+        " (default: what an earlier run of --model measured; else none: the paper's order requests)",
         metavar="paper|FILE",
     )
     lengths: str | None = everyday(None, LENGTHS, metavar="SOURCE")

@@ -12,12 +12,6 @@ from ..data.plan import Plan, PromptSource, relative_path
 from ..data.prompts.columns import PromptColumns
 from ..data.readers.length_source import LengthSource
 
-ASSUMED = "assumed"
-"""Name of costs that were not measured."""
-
-KEPT = "measured by an earlier run"
-"""Name of costs that an earlier run of the model measured."""
-
 _PLAN = ".plan.json"
 
 

@@ -23,7 +23,6 @@ from ..data.readers.openai_batch import (
     refuse_other_models,
 )
 from ..data.readers.sampling import Sampling, refuse_unused
-from .earlier import ASSUMED
 from .options import ModelOptions, RunOptions
 
 if TYPE_CHECKING:
@@ -97,7 +96,7 @@ def load_job(
         policy=options.policy,
         record_failures=record,
         refused=not_carried,
-        costs_known=plan.provenance.cost_source.get("name") != ASSUMED,
+        costs_known=not plan.provenance.assumes_costs,
         repeatable=options.tuned.repeatable,
         adapters=_adapters(options, model if alone else None),
         cut_cap=options.cut_cap,

@@ -12,7 +12,7 @@ from ..data.files.disk import InputError
 from ..data.files.outputs import refuse_outputs
 from ..data.files.record import plain
 from ..data.files.sources import first_bytes, is_url, missing_file
-from ..data.plan import Maker, Plan, Provenance, holds_requests
+from ..data.plan import KEPT, Maker, Plan, Provenance, holds_requests
 from ..data.problem import Problem
 from ..data.prompts.table import prompts_digest
 from ..data.readers.length_source import LengthSource
@@ -29,7 +29,7 @@ from ..options.run import PLANNING, JobOptions
 from ..planning.plan import make_plan
 from ..solvers.result import Limits, Status, StoppedBy
 from ..version import __version__
-from .earlier import ASSUMED, KEPT, earlier_lengths, next_plan, plan_beside
+from .earlier import earlier_lengths, next_plan, plan_beside
 
 
 def has_prompts(options: JobOptions) -> bool:
@@ -73,7 +73,7 @@ def plan_of_prompts(options: JobOptions) -> Path:
         [options.plan, *([options.cost] if options.cost else [])],
     )
     refuse_outputs([path], True, [options.plan, options.answers, options.times])
-    inputs = read_inputs(_plan_options(options), options.plan, keep_arrivals=False)
+    inputs = read_inputs(_plan_options(options), options.plan, keep_arrivals=False, says_costs=False)
     if not options.any_model:
         served = (*model_names(options.source.model), *options.adapters)
         refuse_other_models(inputs.job.records, served, inputs.job.source)
@@ -212,7 +212,7 @@ def _plan_options(options: JobOptions) -> PlanOptions:
 def _with_costs(inputs: Inputs, options: JobOptions) -> Inputs:
     kept = CostCache.of_user().find(options.source.model, inputs.problem.slots, options.threads)
     if kept is None:
-        return replace(inputs, cost_source={"name": ASSUMED})
+        return inputs
     source = {"name": KEPT, **plain(kept)}
     return replace(inputs, problem=replace(inputs.problem, cost=kept.cost), cost_source=source)
 
@@ -263,7 +263,7 @@ def _expectation(plan: Plan, records: Sequence[PromptRecord]) -> str:
         else:
             order = "first come, first served: no order helps yet"
         return f"{text}, lengths unknown: {order}{_worth(plan)}"
-    if plan.provenance.cost_source.get("name") == ASSUMED:
+    if plan.provenance.assumes_costs:
         return f"{text}, lengths known, costs assumed until this run measures them"
     text += f", lengths known: {plan.seconds:,.1f} s predicted"
     return text if plan.gap is None else f"{text}, {plan.gap:.2%} above the proven bound"

@@ -81,7 +81,8 @@ def _show_plan(plan: Plan) -> None:
     assert bound is not None
     if plan.repeats:
         say(plan.repeats)
-    say(f"the schedule breaks no rule and takes {plan.makespan:.6f} s")
+    assumed = ", at assumed costs" if plan.provenance.assumes_costs else ""
+    say(f"the schedule breaks no rule and takes {plan.makespan:.6f} s{assumed}")
     if followed is not None:
         counts = f"{followed.decode_steps:,} decode steps and {followed.evictions:,} evictions"
         say(f"the policy {followed.policy}, simulated again, takes {followed.seconds:.6f} s, {counts}")

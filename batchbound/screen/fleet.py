@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 
 from ..data.bound import gap_above
+from ..data.plan import ASSUMED
 from ..options.plan import PlanOptions
 from ..plan_requests import FleetComparison
 from ..planning.sweep import device_hours
@@ -63,6 +64,6 @@ def seconds_basis(cost_source: Mapping[str, object]) -> str:
     engine = cost_source.get("engine")
     if isinstance(engine, Mapping) and engine:
         return f"in the seconds of {engine.get('model')} on {engine.get('device')}"
-    if cost_source.get("name") == "paper":
+    if cost_source.get("name") in ("paper", ASSUMED):
         return "in the seconds of a LLaMA-65B: see --cost"
     return f"in the seconds of {cost_source.get('name')}"

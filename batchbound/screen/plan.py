@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from ..data.claims.assumptions import AS_EXPECTED
 from ..data.figures import exact_duration, percentage
-from ..data.plan import EXPECTED_LENGTHS, Plan
+from ..data.plan import ASSUMED, EXPECTED_LENGTHS, Plan
 from ..models.padding import padding_tokens
 from ..options.plan import PlanOptions
 from ..plan_for_engines import EnginePlan
@@ -15,6 +15,7 @@ from ..plan_requests import FleetComparison
 from .fleet import interrupted, paid, seconds_basis, show_comparison
 from .iterations import show_engine_plan
 from .streams import say
+from .terminal import note
 
 _LABELS = {
     "requests": "requests",
@@ -34,6 +35,7 @@ _LABELS = {
     "device_hours": "device-hours",
     "money": "cost of the job",
     "utilization": "utilization",
+    "prompt_tokens": "prompt tokens",
     "prefill_stages": "prefill stages",
     "decode_steps": "decode steps",
     "evictions": "evictions",
@@ -63,6 +65,13 @@ _OF_LENGTHS = (
 """Keys of a summary that need known lengths."""
 
 
+_OF_COSTS = (
+    *("run_s", "padded_s", "makespan_s", "expected_s", "expected_interval_s", "schedule_s", "bound_s"),
+    *("device_hours", "money", "output_tokens_per_s"),
+)
+"""Keys of a summary that need measured costs."""
+
+
 def show(made: Plan | EnginePlan | FleetComparison, options: PlanOptions, seconds: float) -> int:
     """Print the summary of a plan, or a table of several."""
     if isinstance(made, FleetComparison):
@@ -75,7 +84,12 @@ def show(made: Plan | EnginePlan | FleetComparison, options: PlanOptions, second
 def _show_plan(plan: Plan, options: PlanOptions, seconds: float) -> int:
     replicas = len(plan.fleet.replicas)
     summary = plan_summary(plan, seconds) | paid(replicas, plan.seconds, options.price)
-    title = f"{options.output}: {_what(plan)}, {seconds_basis(plan.provenance.cost_source)}"
+    basis = seconds_basis(plan.provenance.cost_source)
+    if plan.provenance.assumes_costs:
+        basis = "costs not measured: see --cost"
+        if options.price is not None:
+            note("--price needs measured costs: see --cost")
+    title = f"{options.output}: {_what(plan)}, {basis}"
     show_summary(summary, as_json=options.json, title=title)
     return interrupted(plan.maker.stopped_by, options.output)
 
@@ -106,6 +120,7 @@ def plan_summary(plan: Plan, seconds: float) -> dict[str, object]:
         "slots": slots,
         "replica_ends_s": list(plan.shares.finishes(fleet)) if several else None,
         "utilization": used / (slots * plan.seconds) if plan.seconds else 0.0,
+        "prompt_tokens": int(plan.workload.input_tokens.sum()),
         "prefill_stages": sum(schedule.prefill_stages() for _, schedule in shares),
         "decode_steps": sum(int(schedule.decode_steps.sum()) for _, schedule in shares),
         "output_tokens_per_s": float(plan.workload.output_tokens.sum()) / plan.seconds,
@@ -167,8 +182,10 @@ def show_summary(summary: Mapping[str, object], *, as_json: bool, title: str = "
     if title:
         say(title)
     # Caps are not lengths: figures that need lengths are left out.
-    left_out = _OF_LENGTHS if summary.get("lengths") == "cap" else ()
-    labels = {**_LABELS, "makespan_s": "at most"} if left_out else _LABELS
+    left_out = {*(_OF_LENGTHS if summary.get("lengths") == "cap" else ())}
+    if summary.get("cost") == ASSUMED:
+        left_out |= {*_OF_COSTS}
+    labels = {**_LABELS, "makespan_s": "at most"} if summary.get("lengths") == "cap" else _LABELS
     if summary.get("bound_if") == AS_EXPECTED:
         labels = {**_LABELS, "bound_s": "bound, if they hold"}
     for name, label in labels.items():

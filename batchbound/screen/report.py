@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import astuple
 
 from ..data.report import Report
-from ..executor.reports.tables import Row, report_rows, rows_table
+from ..executor.reports.tables import Row, report_rows, rows_table, rows_without_costs
 from ..options.judging import ReportOptions
 from ..reporting import Reported, ReportedServers
 from .audit import show_tables
@@ -35,7 +35,10 @@ def show(reported: Reported | ReportedServers, options: ReportOptions) -> int:
         say(endings.line)
         if endings.retry is not None:
             say(f"  the same run with {endings.retry} completes these alone")
-    show_report(reported.report, as_json=options.json)
+    if reported.plan.provenance.assumes_costs and not options.json:
+        show_rows(rows_without_costs(reported.report))
+    else:
+        show_report(reported.report, as_json=options.json)
     return 0
 
 

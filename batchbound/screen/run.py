@@ -11,7 +11,7 @@ import numpy as np
 from ..data.configuration import PlannedConfiguration, Reached
 from ..data.figures import duration, percent
 from ..data.files.record import plain
-from ..data.plan import Plan
+from ..data.plan import KEPT, Plan
 from ..data.readers.completions import BatchCompletion, Endings, ended_at_once, read_completions
 from ..data.report import Report
 from ..data.trace import Trace
@@ -19,7 +19,7 @@ from ..gain import Gain
 from ..judging import calibration_of
 from ..models.exegpt.length_drift import LengthDrift
 from ..options.run import TRACE, JobOptions
-from ..run_job.earlier import ASSUMED, KEPT, trace_of_plan
+from ..run_job.earlier import trace_of_plan
 from ..run_job.server_result import ServerResult
 from ..running import Ran
 from .gain import command_lines, gain_lines
@@ -118,7 +118,7 @@ def warn_of_other_machine(plan: Plan, trace: Trace) -> None:
     calibrated = calibration_of(plan)
     if calibrated is None:
         name = plan.provenance.cost_source.get("name", "unknown")
-        if name == ASSUMED:
+        if plan.provenance.assumes_costs:
             return  # assumed costs predict no seconds
         note(
             f"the plan's cost model ({name}) was not measured on this machine, so its seconds are not this"

@@ -36,6 +36,10 @@ PLAN_PACE = "At the plan's pace"
 """The same of a measured run, whose end screen has bounds in measured seconds."""
 
 
+WORK, RATE = "Work", "tokens/s"
+"""Heading of exact counts, and its only figure that needs seconds."""
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """Line of the table.
@@ -62,6 +66,19 @@ def report_rows(report: Report) -> list[Row]:
         *_latency_rows(report),
         *_replica_rows(report),
     ]
+
+
+def rows_without_costs(report: Report) -> list[Row]:
+    """Return the lines of a report that hold whatever the costs; of a run also those it measured."""
+    priced = ("machine's pace", "missed by the model", "plan's prediction", "padding")
+    rows = [
+        row
+        for row in report_rows(report)
+        if row.group not in (MODEL_CLOCK, PLAN_PACE) and row.name not in priced
+    ]
+    if report.clock == "model":
+        rows = [row for row in rows if row.group == WORK and row.name != RATE]
+    return rows
 
 
 def rows_table(rows: Sequence[Row]) -> Table:
@@ -212,7 +229,7 @@ def _slot_rows(report: Report) -> list[Row]:
 
 
 def _throughput_rows(report: Report) -> list[Row]:
-    group = "Work"
+    group = WORK
     rows = [
         Row(
             group,
@@ -229,7 +246,7 @@ def _throughput_rows(report: Report) -> list[Row]:
         Row(group, "decode steps", f"{report.decode_steps:,}", f"{report.output_tokens:,} output tokens"),
         Row(
             group,
-            "tokens/s",
+            RATE,
             number(report.output_tokens_per_second),
             f"of completions; {number(report.total_tokens_per_second)} with prompts",
         ),

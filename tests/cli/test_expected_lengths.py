@@ -51,7 +51,20 @@ def test_lengths_of_sampled_completions_are_expected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], body: dict[str, Any], sampled: bool
 ) -> None:
     prompts, plan = written(tmp_path, **body), str(tmp_path / "plan.json")
-    words = ["plan", str(prompts), "--model", "tiny:llama", "--slots", "2", "--work", "1", "-o", plan]
+    words = [
+        "plan",
+        str(prompts),
+        "--model",
+        "tiny:llama",
+        "--slots",
+        "2",
+        "--work",
+        "1",
+        "--cost",
+        "paper",
+        "-o",
+        plan,
+    ]
     assert main([*words, "--lengths", f"completions:{tmp_path / 'earlier.jsonl'}"]) == 0
     said = capsys.readouterr().out
     assert ("bound, if they hold" in said) is sampled
