@@ -8,26 +8,23 @@ from typing import Any
 
 import numpy as np
 
-from .data.arrays import IntArray
 from .data.bound import Bound
 from .data.files.disk import InputError
 from .data.fleet import Fleet
 from .data.lengths.interval import COVERAGE, Interval
-from .data.lengths.steps import BARRIER, Way
 from .data.problem import Problem
-from .data.readers.tables import is_table, read_steps
 from .data.trace import Trace
 from .heuristics.simulate import simulate
 from .heuristics.unknown_lengths.groups import group_numbers, has_groups
 from .heuristics.unknown_lengths.lengths import Known, LengthModel, Observed
-from .heuristics.unknown_lengths.registry import CHOSEN, hidden_policy, without_lengths, without_sharing
-from .heuristics.unknown_lengths.steps import StepsRun, simulate_steps
+from .heuristics.unknown_lengths.registry import CHOSEN, hidden_policy, without_lengths
 from .inputs import Inputs, each_once, read_inputs
 from .listening import note
 from .models.bounds.fleet import work_bound
 from .models.bounds.prove import proven_bound
 from .options.simulate import SimulateOptions, hidden_entry
 from .planning.history import History, earlier_completions
+from .planning.step_changes import simulate_file_steps
 
 SAMPLES = {200: 99, 500: 39}
 """Sampled sets of lengths by the job's most requests; more are more exact and slower."""
@@ -50,7 +47,7 @@ def simulate_file_hidden(
     if options.steps is None:
         trace, found = _one(options, problem, history, _longest(inputs), tell)
         return found, (trace,)
-    return _several(options, options.steps, problem, history, _longest(inputs)), ()
+    return simulate_file_steps(options, problem, history.known(problem, _longest(inputs))), ()
 
 
 def _one(
@@ -89,45 +86,6 @@ def _one(
         found |= {f"expected_{key}_s": value for key, value in asdict(expected).items()}
         found["coverage"] = COVERAGE
     return trace, found
-
-
-def _several(
-    options: SimulateOptions, column: str, problem: Problem, history: History, longest: int | None
-) -> dict[str, Any]:
-    if not is_table(options.workload):
-        message = "--steps needs a table of lengths with a column of steps"
-        raise InputError(message, file=options.workload, hint="Give a table, or leave --steps out.")
-    step = read_steps(options.workload, column)
-    if len(step) != len(problem):
-        raise InputError(
-            "rows were left out, so steps do not match the rows",
-            file=options.workload,
-            hint="Give whole rows.",
-        )
-    name = options.policy or CHOSEN
-    known, truth = history.known(problem, longest), problem.workload.output_tokens
-    try:
-        way = Way(options.ahead or 0.0, options.keep, options.restart, options.keep_kv)
-        ran = simulate_hidden_steps(problem, step, way, name, known)
-    except ValueError as error:
-        raise InputError(str(error), file=options.workload, hint="Correct the table or the option.") from None
-    barrier = simulate_hidden_steps(problem, step, BARRIER, "fcfs").makespan
-    return {
-        "policy": name,
-        "steps": len(ran.seconds),
-        "makespan_s": ran.makespan,
-        "fcfs_barrier_s": barrier,
-        "saved": 1 - ran.makespan / barrier,
-        "step_s": ran.seconds.tolist(),
-        "kept": int(ran.kept.sum()),
-        "stale_share": ran.stale_share,
-        "staleness_steps": ran.staleness,
-        "kept_length_bias": ran.kept_bias(truth),
-        "early_length_bias": ran.early_bias(truth),
-        "lost_tokens": ran.lost,
-        "requests": len(problem),
-        "slots": problem.slots,
-    }
 
 
 def _longest_stated(inputs: Inputs) -> int | None:
@@ -189,19 +147,6 @@ def simulate_hidden(
     blind = without_lengths(problem)
     made = hidden_policy(policy, blind, Known() if known is None else known, swap)
     return simulate(blind, made, problem.workload.output_tokens, swap=swap)
-
-
-def simulate_hidden_steps(
-    problem: Problem, step: IntArray, way: Way, policy: str = CHOSEN, known: Known | None = None
-) -> StepsRun:
-    """Simulate several steps under a policy that sees no length.
-
-    problem: Requests of all steps with true lengths, step by step.
-    step: Step of each request, shape (requests,).
-    """
-    blind = without_lengths(problem)
-    made = hidden_policy(policy, without_sharing(blind), Known() if known is None else known)
-    return simulate_steps(blind, step, way, made, problem.workload.output_tokens)
 
 
 def bound_of_runs(problem: Problem, runs: Sequence[Trace]) -> Bound:

@@ -55,10 +55,10 @@ from batchbound.heuristics.unknown_lengths.registry import hidden_policy, withou
 from batchbound.hidden_lengths import (
     drawn_makespans,
     simulate_hidden,
-    simulate_hidden_steps,
 )
 from batchbound.models.bounds.makespan import best_bound
 from batchbound.planning.history import History
+from batchbound.planning.step_changes import simulate_hidden_steps
 
 DATA = Path(os.environ.get("BATCHBOUND_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
 

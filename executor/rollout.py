@@ -227,6 +227,7 @@ class _Rollouts:
         return _with_cut(completions, [] if more else self.engine.unfinished)
 
     def _settings(self, prompts: Sequence[Prompt], trainer: object) -> tuple[RolloutSettings, dict[str, Any]]:
+        self.files.begin()
         settings = RolloutSettings.of(trainer, self.max_tokens, self.sampling)
         refuse_other_model(trainer, self.engine)
         seed = seed_of_call(settings.sampling.seed or 0, settings.process, settings.step, next(self.calls))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,10 @@ from ..data.files.outputs import refuse_outputs
 from ..data.lengths.history import LengthHistory
 from .completion import Completion
 
-_COLUMNS = ("step", "group", "input_tokens", "output_tokens")
+_COLUMNS = (
+    *("step", "group", "input_tokens", "output_tokens", "shared_tokens"),
+    *("generation_seconds", "seconds_before"),
+)
 
 FilePath = str | os.PathLike[str]
 
@@ -32,6 +36,7 @@ class RolloutFiles:
     def __init__(self, history: FilePath | None, log: FilePath | None) -> None:
         self._history = None if history is None else Path(history)
         self._log = None if log is None else Path(log)
+        self._began = self._ended = time.perf_counter()
         # Checked before the call, as a failure after it would lose its completions.
         refuse_outputs([path for path in (self._history, self._log) if path is not None], True)
         if self._log is not None:
@@ -45,6 +50,10 @@ class RolloutFiles:
         known = LengthHistory.joined([LengthHistory.at(path) for path in (self._history, *files)])
         return np.minimum(known.expected(prompts), longest).tolist() if len(known) else None
 
+    def begin(self) -> None:
+        """Note that a call begins."""
+        self._began = time.perf_counter()
+
     def saw(self, prompts: Sequence[Any], completions: Sequence[Completion], process: int) -> None:
         """Write the completions of a call."""
         if self._history is not None:
@@ -54,6 +63,7 @@ class RolloutFiles:
                 (prompts[completion.index], len(completion.completion_ids)) for completion in completions
             )
             known.save(own_file)
+        before, self._ended = self._began - self._ended, time.perf_counter()
         if self._log is not None:
             own_file = self._log.with_stem(self._log.stem + (f".{process}" if process else ""))
             step = _next_step(own_file)
@@ -69,6 +79,10 @@ class RolloutFiles:
                     f"{step}-{group[completion.prompt_ids]}",
                     len(completion.prompt_ids),
                     len(completion.completion_ids),
+                    # The engine computes the last token of each prompt.
+                    len(completion.prompt_ids) - 1,
+                    round(self._ended - self._began, 4),
+                    round(before, 4) if step else "",
                 )
                 for completion in completions
             ]

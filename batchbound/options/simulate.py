@@ -91,12 +91,25 @@ class HiddenOptions(Options):
         metavar="K",
         needs=("steps",),
     )
+    keep_groups: AtLeastZero | None = option(
+        None,
+        "share of a step's groups that is enough; the others are given up (K of N)",
+        metavar="SHARE",
+        needs=("steps",),
+        excludes=("ahead", "keep", "restart"),
+    )
     restart: bool = option(
         False, "start unfinished groups again, in phases of their own (RollPacker)", needs=("steps",)
     )
     keep_kv: bool = option(
         False,
         "keep the KV cache of continued completions although the weights changed",
+        needs=("steps",),
+    )
+    training: AtLeastZero | None = option(
+        None,
+        "seconds of a step besides its generation (default: those of a log of rollouts, else none)",
+        metavar="SECONDS",
         needs=("steps",),
     )
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ..data.figures import duration, percent
+from ..data.figures import duration, percent, signed_percent
 from ..data.lengths.interval import COVERAGE
 from ..executor.reports.tables import Row
 from ..options.simulate import SimulateOptions
@@ -41,6 +41,8 @@ def _rows(found: Mapping[str, Any]) -> list[Row]:
         "makespan_s": "makespan",
         "fcfs_s": "first come, first served",
         "fcfs_barrier_s": "FCFS with a barrier",
+        "measured_s": "measured generation",
+        "training_s": "between two steps",
         "bound_s": "bound with lengths known",
     }
     rows = []
@@ -57,6 +59,22 @@ def _rows(found: Mapping[str, Any]) -> list[Row]:
             )
         elif key == "staleness_steps":
             rows.append(Row("counts", "age of a completion in steps", f"{value:.3f}", ""))
+        elif key == "most_steps_per_hour":
+            rows.append(Row("counts", "steps an hour at most", f"{value:,.1f}", "any order, any staleness"))
+        elif key == "changes":
+            rows += [_change(changed) for changed in sorted(value, key=lambda each: -each["saved"])]
         elif isinstance(value, int | str) and key != "bound_source":
             rows.append(Row("counts", key.replace("_", " "), str(value), ""))
-    return sorted(rows, key=lambda row: ("seconds", "shares", "counts").index(row.group))
+    return sorted(rows, key=lambda row: ("seconds", "shares", "counts", "instead").index(row.group))
+
+
+def _change(changed: Mapping[str, Any]) -> Row:
+    """Return what a change of the steps would save, and what it would train on."""
+    notes = [f"{percent(changed['saved'], 0)} less"]
+    if changed["saved_of_steps"] != changed["saved"]:
+        notes.append(f"{percent(changed['saved_of_steps'], 0)} of whole steps")
+    if changed["stale_share"]:
+        notes.append(f"{percent(changed['stale_share'], 0)} stale")
+    if abs(changed["kept_length_bias"]) >= 0.0005:
+        notes.append(f"kept {signed_percent(changed['kept_length_bias'])} long")
+    return Row("instead", changed["change"], duration(changed["makespan_s"]), ", ".join(notes))

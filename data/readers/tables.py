@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..arrays import IntArray
+from ..arrays import FloatArray, IntArray
 from ..files.arrow import holds_parquet, reading_arrow, require_arrow
 from ..files.disk import InputError, read_text, shown
 from ..files.jsonl import json_array, json_lines
@@ -196,6 +196,16 @@ def read_steps(path: str | os.PathLike[str], name: str) -> IntArray:
         where = f"{table.place(at, table.raw)}, column '{name}'"
         raise InputError(what, file=path, where=where, hint="Put the rows of each step one after another.")
     return steps
+
+
+def read_seconds(path: str | os.PathLike[str], name: str, step: IntArray) -> FloatArray | None:
+    """Read a number of each step from a column, shape (steps,); None if there is no such column."""
+    raw, unit = _read(path, name)
+    if name not in raw.columns:
+        return None
+    numbers = np.array(_Table(path, unit, raw).numbers(name, absent=0.0), dtype=np.float64)
+    seconds: FloatArray = numbers[np.unique(step, return_index=True)[1]]
+    return seconds
 
 
 def _column(path: str | os.PathLike[str], name: str) -> tuple[_Table, list[str]]:

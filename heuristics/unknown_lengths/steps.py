@@ -62,6 +62,12 @@ class StepsRun:
         completed = self.kept
         return float((self.ended[completed] - self.begun[completed]).mean())
 
+    def ages(self) -> list[int]:
+        """Return how many kept completions began 0, 1, 2 and so on steps before their end."""
+        kept = self.kept
+        ages: list[int] = np.bincount(self.ended[kept] - self.begun[kept]).tolist()
+        return ages
+
     def kept_bias(self, truth: IntArray) -> float:
         """Return the kept completions' mean length over that of all, minus one."""
         return float(truth[self.kept].mean() / truth.mean() - 1)
@@ -113,7 +119,9 @@ def serve_steps(
     order = group[np.sort(first)]
     sizes = np.unique(step[first][order], return_counts=True)[1].tolist()
     serving = _Serving(problem, group, way, policy, engine)
-    if way.restart:
+    if way.groups is not None:
+        _some_groups(serving, order, sizes, way.groups)
+    elif way.restart:
         _tail_batching(serving, order, sizes[0], way)
     else:
         _partial_rollouts(serving, order, sizes, way)
@@ -137,6 +145,19 @@ def _partial_rollouts(serving: _Serving, order: IntArray, sizes: Sequence[int], 
         else:
             serving.stop(serving.running)
             serving.engine.recompute()
+        serving.end_step()
+
+
+def _some_groups(serving: _Serving, order: IntArray, sizes: Sequence[int], share: float) -> None:
+    """End each step once a share of its groups is complete; give the others up."""
+    begun = 0
+    for size in sizes:
+        groups = order[begun : begun + size].tolist()
+        begun += size
+        serving.release(groups)
+        serving.serve(serving.complete + max(1, round(share * size)))
+        serving.forget_incomplete(groups)
+        serving.engine.recompute()
         serving.end_step()
 
 

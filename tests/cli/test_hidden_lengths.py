@@ -173,9 +173,55 @@ def test_steps_that_go_on_take_less_than_a_barrier_and_say_how_stale_they_are(
     assert printed(capsys, *words, "--ahead", "0.5", "--restart")["stale_share"] == 0
 
 
+def test_the_figures_of_a_log_say_what_would_shorten_its_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Two steps of four groups of one, all lengths known; a decode step of all costs the same.
+    path = tmp_path / "steps.csv"
+    lengths = [[11, 21, 31, 101], [11, 21, 31, 81]]
+    rows = [
+        f"{step},{step}-{k},5,{tokens},{40 + step},{7 * step}"
+        for step, of_step in enumerate(lengths)
+        for k, tokens in enumerate(of_step)
+    ]
+    header = "step,group,input_tokens,output_tokens,generation_seconds,seconds_before\n"
+    path.write_text(header + "\n".join(rows) + "\n")
+    seconds = {"prefill_base": 1.0, "prefill_per_token": 0.0, "decode_base": 1.0, "decode_per_slot": 0.0}
+    cost = tmp_path / "costs.json"
+    cost.write_text(json.dumps({"batchbound_cost": 2, "cost": seconds}))
+    words = (str(path), "--slots", "4", "--hidden-lengths", "--steps", "step", "--cost", str(cost))
+    figures = printed(capsys, *words, "--policy", "fcfs")
+    changes = {change["change"]: change for change in figures["changes"]}
+    assert figures["measured_s"] == 81
+    assert figures["training_s"] == 7
+    # All four begin together, and the step takes as long as its longest.
+    run = figures["makespan_s"]
+    assert run == pytest.approx(2 + 101 + 81, abs=2)
+    assert changes["8 slots"]["saved"] == changes["lengths known"]["saved"] == 0
+    cut = changes["3 of 4 groups"]
+    assert cut["makespan_s"] == pytest.approx(2 + 31 + 31, abs=2)
+    assert cut["saved_of_steps"] == pytest.approx(1 - (cut["makespan_s"] + 14) / (run + 14))
+    kept, every = (11 + 21 + 31) / 3, (11 + 21 + 31 + 91) / 4
+    assert cut["kept_length_bias"] == pytest.approx(kept / every - 1, abs=0.02)
+    stale = changes["1 step staler"]
+    assert stale["saved"] > 0
+    assert sum(stale["staleness_counts"]) == 8
+    assert stale["staleness_counts"][1] >= 1
+    assert figures["most_steps_per_hour"] == pytest.approx(3600 * 2 / figures["bound_s"])
+    assert figures["bound_s"] <= min(run, changes["1 step staler"]["makespan_s"])
+    assert printed(capsys, *words, "--keep-groups", "0.75")["makespan_s"] == pytest.approx(cut["makespan_s"])
+    assert printed(capsys, *words, "--training", "3")["training_s"] == 3
+    assert main(["simulate", *words]) == 0
+    screen = capsys.readouterr().out
+    assert "3 of 4 groups" in screen
+    assert "of whole steps" in screen
+    assert "steps an hour at most" in screen
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--hidden-lengths", "--steps", "step", "--keep-groups", "1.5"], "a share above 0 and below 1"),
         (["--swap", "1e-5"], "--swap has no effect without --hidden-lengths"),
         (["--steps", "step", "--ahead", "0.5"], "--steps has no effect without --hidden-lengths"),
         (["--hidden-lengths", "--keep", "2"], "--keep has no effect without --steps"),

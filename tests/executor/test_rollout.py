@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -198,6 +199,12 @@ def test_a_log_of_calls_can_be_simulated(engine: LLM, tmp_path: Path) -> None:
     lengths = [len(ids) for answer in told for ids in answer["completion_ids"]]
     assert workload.output_tokens.tolist() == lengths
     assert len(set(workload.group.tolist())) == 2 * len(PROMPTS)
+    with path.open(encoding="utf-8") as stream:
+        first, *_, last = csv.DictReader(stream)
+    assert float(first["generation_seconds"]) > 0
+    assert first["seconds_before"] == ""
+    assert float(last["seconds_before"]) >= 0
+    assert int(last["shared_tokens"]) == int(last["input_tokens"]) - 1
     asked = ["simulate", str(path), "--slots", "2", "--hidden-lengths", "--steps", "step", "--cost", "paper"]
     assert main([*asked, "--longest-completion", "7", "--json"]) == 0
     path.write_text("other,columns\n")

@@ -22,6 +22,7 @@ WAYS = (
     Way(ahead=0.5, keep=1),
     Way(ahead=0.5, restart=True),
     Way(ahead=0.5, restart=True, keep=1),
+    Way(groups=0.5),
 )
 
 
@@ -61,7 +62,9 @@ def test_every_group_keeps_what_it_should_and_nothing_is_shortened(
     group, step, lengths, slots = job
     found = run(rollouts(group, lengths, slots), step, way, name)
     kept = np.bincount(np.array(group)[found.kept], minlength=max(group) + 1)
-    assert set(kept.tolist()) == {np.bincount(group).min() if way.keep is None else way.keep}
+    whole = np.bincount(group).min() if way.keep is None else way.keep
+    assert set(kept.tolist()) <= ({whole} if way.groups is None else {0, whole})
+    assert way.groups is None or set(found.ended[found.kept].tolist()) == set(step)
     assert found.tokens[found.kept].tolist() == np.array(lengths)[found.kept].tolist()
     assert (found.begun[found.kept] >= 0).all()
     assert (found.ended[found.kept] >= found.begun[found.kept]).all()
@@ -123,6 +126,16 @@ def test_what_ends_beside_the_one_that_is_kept_is_lost_once() -> None:
     found = run(problem, [0, 0, 0, 1], Way(keep=1))
     assert found.kept.tolist() == [True, False, False, True]
     assert found.lost == 2 + 2
+
+
+def test_the_first_of_two_groups_is_enough_and_the_other_is_given_up() -> None:
+    problem = rollouts([0, 0, 1, 1, 2, 2, 3, 3], [9, 9, 1, 2, 3, 3, 9, 9], slots=4)
+    found = run(problem, [0] * 4 + [1] * 4, Way(groups=0.5))
+    assert found.kept.tolist() == [False, False, True, True, True, True, False, False]
+    assert found.seconds.tolist() == pytest.approx([seconds([4], [4, 3]), seconds([4], [4, 4, 4])])
+    assert found.lost == 2 * 2 + 2 * 3
+    assert found.ages() == [4]
+    assert found.kept_bias(problem.workload.output_tokens) == pytest.approx(9 / 45 * 8 / 4 - 1)
 
 
 def test_tail_batching_starts_late_groups_again_in_a_step_of_their_own() -> None:
