@@ -15,6 +15,7 @@ from .data.trace import Trace
 from .executor.profiling.calibrate import fit_cost
 from .executor.reports.report import model_seconds, pace_of, run_bound_of, served_part
 from .heuristics.simulate import simulate
+from .heuristics.simulator import KEEPS_KV
 from .models.bounds.fleet import work_bound
 from .models.bounds.prove import evicting_bound
 from .solvers.result import Limits
@@ -129,8 +130,7 @@ def gain_and_plan(
     modelled = model_seconds(cost, trace, overheads=False)
     clock = trace.makespan / modelled if modelled else 1.0
     planned, problem = _limited(free, fleet)
-    # The engine keeps the KV cache of evicted requests on the host.
-    first = simulate(planned, params.policy, free.workload.output_tokens, swap=0.0)
+    first = simulate(planned, params.policy, free.workload.output_tokens, swap=KEEPS_KV)
     evicts = trace.evictions + first.evictions > 0
     seconds = clock * _seconds(cost, first.makespan, first.prompt_tokens, trace)
     courses = [Course.of(trace, trace.makespan), Course.of(first, seconds)]

@@ -28,6 +28,7 @@ from .heuristics.prefixes.vllm_cache import BlockTree
 from .heuristics.registry import POLICIES
 from .heuristics.serving.release import predict, simulable, simulated
 from .heuristics.simulate import simulate
+from .heuristics.simulator import KEEPS_KV
 from .models.bounds.fleet import fleet_bound
 from .models.bounds.prove import DEFAULT_SECONDS, proven_bound
 from .models.certificates.fleet import verify_fleet_bound
@@ -63,7 +64,7 @@ def _false_followed(plan: Plan, followed: FollowedPolicy) -> Violation | None:
     for k, replica in enumerate(fleet.replicas):
         mine, seconds = plan.shares.members(k), max(seconds, replica.busy)
         if mine.size:
-            trace = simulate(fleet.problem_of(k, mine), followed.policy)
+            trace = simulate(fleet.problem_of(k, mine), followed.policy, swap=KEEPS_KV)
             seconds = max(seconds, replica.busy + trace.makespan)
             stages, steps, evictions = counts
             counts = stages + trace.prefill_stages, steps + trace.decode_steps, evictions + trace.evictions

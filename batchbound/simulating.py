@@ -21,6 +21,7 @@ from .heuristics.fleet.simulation import simulate_fleet
 from .heuristics.follow import plan_policy
 from .heuristics.registry import POLICIES, policy_named
 from .heuristics.simulate import simulate as simulate_problem
+from .heuristics.simulator import KEEPS_KV
 from .hidden_lengths import simulate_file_hidden
 from .inputs import read_inputs
 from .judging import report as report_of
@@ -134,8 +135,10 @@ def _followed(options: SimulateOptions, plan_path: PathText) -> Simulation:
 
 def _carried_out(plan: Plan, truth: IntArray) -> Sequence[Trace]:
     """Return each replica's trace, by its queue or schedule."""
+    swap = None if plan.followed is None else KEEPS_KV
     if len(plan.fleet.replicas) == 1:
-        return [simulate_problem(plan.problem, plan_policy(plan, plan.schedule, plan.problem), truth)]
+        policy_made = plan_policy(plan, plan.schedule, plan.problem)
+        return [simulate_problem(plan.problem, policy_made, truth, swap=swap)]
     shares, fleet = plan.shares, plan.fleet
     if plan.expected is not None:
         policy, backoff = FleetPolicy.of(plan.expected), plan.groups == "any"
@@ -148,5 +151,5 @@ def _carried_out(plan: Plan, truth: IntArray) -> Sequence[Trace]:
         else:
             problem = fleet.problem_of(k, mine)
             policy_made = plan_policy(plan, schedule, problem)
-            traces.append(simulate_problem(problem, policy_made, truth[mine]))
+            traces.append(simulate_problem(problem, policy_made, truth[mine], swap=swap))
     return traces

@@ -17,7 +17,7 @@ from .costs.iteration_rates import IterationRates
 from .costs.layer_profile import LayerProfile
 from .files.disk import InputError, read_json_object, write_json
 from .files.kinds import is_of_kind, refuse_other_kinds
-from .files.record import Positive, plain, record
+from .files.record import Positive, plain, record, refuse_unknown
 from .iterations import EngineLimits, IterationBound, Predicted, Sequences
 from .plan import Maker, Plan, Provenance, drop_defaults
 from .prefix_tree import PrefixTree
@@ -268,7 +268,11 @@ class IterationPlan:
             If the file is not a plan of this kind, or is inconsistent.
         """
         refuse_other_kinds(path, "no plan for servers", {KIND})
-        plan = record(cls, read_json_object(path), file=path)
+        value = read_json_object(path)
+        plan = record(cls, value, file=path)
+        # Such as the columns of shared tokens that came before the tree: without them a bound says more.
+        fields = {name: entry for name, entry in value.items() if name != KIND}
+        refuse_unknown(cls, fields, file=path, hint=cls.JSON_HINT)
         violation = plan.check()
         if violation is not None:
             raise InputError(f"the plan contradicts itself: {violation}", file=path, hint=cls.JSON_HINT)

@@ -14,6 +14,9 @@ from ..data.problem import Problem
 from ..data.trace import Stage, StageKind
 from .policy import FREE
 
+KEEPS_KV = 0.0
+"""Seconds to move a token of KV cache for plans of our engine, which keeps that of evicted requests."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Progress:

@@ -18,7 +18,7 @@ from ..heuristics.loop import PolicyError, execute
 from ..heuristics.policy import Policy, State, Step
 from ..heuristics.queues.first_come import can_count, first_come
 from ..heuristics.registry import POLICIES, policy_named
-from ..heuristics.simulator import Simulator
+from ..heuristics.simulator import KEEPS_KV, Simulator
 from ..models.bounds.fleet import work_bound
 from ..models.bounds.prove import evicting_bound
 from ..solvers.result import Limits, Status, StoppedBy
@@ -142,14 +142,16 @@ def simulated(
                 raise _TooLongError
 
         if policy == "fcfs" and can_count(problem):
-            first = first_come(problem, lambda: until is not None and time.perf_counter() > until)
+            first = first_come(
+                problem, lambda: until is not None and time.perf_counter() > until, keeps_kv=True
+            )
             if first is None:
                 raise _TooLongError
             seconds = max(seconds, replica.busy + first.seconds)
             counts += first.prefill_stages, first.decode_steps, first.evictions
             continue
         made = policy_named(policy, problem)
-        trace = execute(problem, _until(until, made), Simulator(problem), on_stage=watch)
+        trace = execute(problem, _until(until, made), Simulator(problem, swap=KEEPS_KV), on_stage=watch)
         seconds = max(seconds, replica.busy + trace.makespan)
         counts += trace.prefill_stages, trace.decode_steps, trace.evictions
     stages, steps, evictions = counts.tolist()

@@ -34,7 +34,7 @@ from ...heuristics.loop import execute
 from ...heuristics.registry import POLICIES
 from ...heuristics.replay_and_repair import Replay
 from ...heuristics.simulate import simulate
-from ...heuristics.simulator import Simulator
+from ...heuristics.simulator import KEEPS_KV, Simulator
 from ...models.bounds.conversations import counted_bound
 from ...models.bounds.fleet import work_bound
 from ...models.bounds.makespan import best_bound
@@ -221,7 +221,7 @@ def simulated(plan: Plan) -> tuple[Trace, ...]:
         if plan.followed.policy not in POLICIES:
             what, where = f"no policy is called {plan.followed.policy!r}", "field 'followed.policy'"
             raise InputError(what, where=where, hint="Plan again.")
-        return (simulate(plan.problem, plan.followed.policy),)
+        return (simulate(plan.problem, plan.followed.policy, swap=KEEPS_KV),)
     traces = []
     for k, schedule in enumerate(plan.shares.schedules):
         if schedule is None:

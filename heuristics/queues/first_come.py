@@ -32,9 +32,14 @@ def can_count(problem: Problem) -> bool:
     return apart and not problem.workload.arrival.any()
 
 
-def first_come(problem: Problem, late: Callable[[], bool] = lambda: False) -> FirstCome | None:
-    """Return the counts of a run of ``fcfs``; None if late."""
-    run, events = _Run(problem), 0
+def first_come(
+    problem: Problem, late: Callable[[], bool] = lambda: False, *, keeps_kv: bool = False
+) -> FirstCome | None:
+    """Return the counts of a run of ``fcfs``; None if late.
+
+    keeps_kv: True if the engine keeps the KV cache of evicted requests, and computes nothing again.
+    """
+    run, events = _Run(problem, keeps_kv=keeps_kv), 0
     while run.left:
         events += 1
         if events % EVENTS == 0 and late():
@@ -52,7 +57,8 @@ class _Run:
     ends: Last step, entry and position of each, a heap.
     """
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, *, keeps_kv: bool) -> None:
+        self._keeps_kv = keeps_kv
         self._cost, self._slots = problem.cost, problem.slots
         self._prompts, self._lengths = problem.prompt_tokens.tolist(), problem.decode_steps.tolist()
         self._held_at_start = problem.kv_at_start.tolist()
@@ -94,9 +100,12 @@ class _Run:
             return False
         tokens = 0
         for request in chosen:
-            tokens += self._prompts[request] + (self._decoded[request] if self._entered[request] else 0)
+            if not self._entered[request]:
+                tokens += self._prompts[request]
+            elif not self._keeps_kv:
+                tokens += self._prompts[request] + self._decoded[request]
             self._take()
-        self.seconds += self._cost.prefill_seconds(tokens)
+        self.seconds += self._cost.prefill_seconds(tokens) if tokens else 0.0
         self.stages += 1
         for request in chosen:
             self._entries += 1

@@ -13,6 +13,7 @@ from builders import UNIT, problem_of
 from batchbound.cli import main
 from batchbound.data.plan import FollowedPolicy, Plan
 from batchbound.heuristics.simulate import simulate
+from batchbound.heuristics.simulator import KEEPS_KV
 from batchbound.models.bounds.prove import evicting_bound
 from batchbound.planning.plan import make_plan
 from batchbound.solvers.result import Limits
@@ -22,7 +23,7 @@ from batchbound.solvers.result import Limits
 def followed(tmp_path: Path) -> Path:
     """A plan that follows first come, first served, which evicts."""
     problem = problem_of([4] * 4, [9, 8, 9, 8], 4, UNIT, kv_capacity=24)
-    trace = simulate(problem, "fcfs")
+    trace = simulate(problem, "fcfs", swap=KEEPS_KV)
     assert trace.evictions
     plan = make_plan(problem, limits=Limits(work=1))
     counts = trace.prefill_stages, trace.decode_steps, trace.evictions

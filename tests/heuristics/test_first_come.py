@@ -13,6 +13,7 @@ from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
 from batchbound.heuristics.queues.first_come import EVENTS, can_count, first_come
 from batchbound.heuristics.simulate import simulate
+from batchbound.heuristics.simulator import KEEPS_KV
 
 
 def drawn(seed: int) -> Problem:
@@ -33,9 +34,11 @@ def drawn(seed: int) -> Problem:
 
 
 @pytest.mark.parametrize("seed", mostly_slow(range(300), fast=range(60)))
-def test_the_counts_are_those_of_the_simulated_policy(seed: int) -> None:
+@pytest.mark.parametrize("keeps", [False, True])
+def test_the_counts_are_those_of_the_simulated_policy(seed: int, keeps: bool) -> None:
     problem = drawn(seed)
-    trace, counted = simulate(problem, "fcfs"), first_come(problem)
+    trace = simulate(problem, "fcfs", swap=KEEPS_KV if keeps else None)
+    counted = first_come(problem, keeps_kv=keeps)
     assert counted is not None
     counts = counted.prefill_stages, counted.decode_steps, counted.evictions, counted.seconds
     assert counts == (trace.prefill_stages, trace.decode_steps, trace.evictions, trace.makespan)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib
 import json
 from dataclasses import asdict, replace
+from functools import cache
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 import pytest
+from builders import mostly_slow
 
 import batchbound
 from batchbound import Limits, Plan, make_plan
@@ -22,7 +25,10 @@ from batchbound.data.workload import Workload
 from batchbound.heuristics.policy import Policy
 from batchbound.heuristics.registry import POLICIES, policy_named
 from batchbound.heuristics.simulate import simulate
-from batchbound.planning.evicting import following_plan
+from batchbound.heuristics.simulator import KEEPS_KV
+from batchbound.models.bounds.fleet import work_bound
+from batchbound.models.bounds.prove import evicting_bound
+from batchbound.planning.evicting import EVICTING, following_plan
 from batchbound.planning.fleet import make_fleet_plan
 from batchbound.simulating import _carried_out as simulate_plan
 
@@ -60,11 +66,65 @@ def test_a_plan_follows_a_policy_that_takes_less_by_evicting_requests(eight: Pla
     assert batchbound.verify(plan) is None
 
 
+def tiny(seed: int) -> Problem:
+    """Return 2 to 4 requests of 1 to 4 tokens, in scarce memory."""
+    rng = np.random.default_rng(seed)
+    count = int(rng.integers(2, 5))
+    prompts, lengths = rng.integers(1, 5, count), rng.integers(1, 5, count)
+    cost = CostModel(*rng.choice([0.0, 0.3, 1.0], 2), *rng.choice([0.1, 0.5, 1.0], 2))
+    capacity = int((prompts + lengths).max() + rng.integers(0, 6))
+    work = Workload.from_lengths(prompts.tolist(), lengths.tolist())
+    return Problem(
+        work, cost, int(rng.integers(1, 4)), kv_capacity=capacity, prefill_emits_first_token=bool(seed % 2)
+    )
+
+
+def least_seconds_where_evictions_are_free(problem: Problem) -> float:
+    """Return the least seconds if any requests may run at each step, and none is computed twice."""
+    count, steps = len(problem), problem.decode_steps.tolist()
+    prompts, held = problem.prompt_tokens.tolist(), problem.kv_at_start.tolist()
+    capacity = problem.kv_capacity or 0
+
+    @cache
+    def least(begun: tuple[bool, ...], done: tuple[int, ...]) -> float:
+        left = [i for i in range(count) if not begun[i] or done[i] < steps[i]]
+        best = float("inf") if left else 0.0
+        for size in range(1, min(problem.slots, len(left)) + 1):
+            for chosen in combinations(left, size):
+                kv_tokens = sum(held[i] + done[i] for i in chosen)
+                if kv_tokens > capacity:
+                    continue
+                fresh = [i for i in chosen if not begun[i]]
+                seconds = problem.cost.prefill_seconds(sum(prompts[i] for i in fresh)) if fresh else 0.0
+                active = [i for i in chosen if steps[i] > done[i]]
+                if active:
+                    seconds += problem.cost.decode_seconds(len(active), kv_tokens)
+                after = least(
+                    tuple(begun[i] or i in chosen for i in range(count)),
+                    tuple(done[i] + (i in active) for i in range(count)),
+                )
+                best = min(best, seconds + after)
+        return best
+
+    return least((False,) * count, (0,) * count)
+
+
+@pytest.mark.parametrize("seed", mostly_slow(range(400), fast=range(25)))
+def test_the_bound_of_a_followed_policy_holds_for_engines_that_keep_evicted_kv_cache(seed: int) -> None:
+    problem = tiny(seed)
+    least = least_seconds_where_evictions_are_free(problem)
+    assert evicting_bound(problem).seconds <= least + 1e-9
+    assert work_bound(Fleet.of(problem, 1)).seconds <= least + 1e-9
+    for name in EVICTING:
+        trace = simulate(problem, name, swap=KEEPS_KV)
+        assert trace.makespan >= least - 1e-9, name
+
+
 @pytest.mark.slow
 def test_no_plan_takes_longer_than_a_policy_that_evicts() -> None:
     for seed in range(3):
         problem = drawn(seed)
-        plan, rules = planned(problem), [simulate(problem, name).makespan for name in POLICIES]
+        plan, rules = planned(problem), [simulate(problem, name, swap=0.0).makespan for name in POLICIES]
         assert plan.seconds <= min(rules) * (1 + 1e-9), seed
         assert batchbound.verify(plan) is None, seed
 

@@ -278,6 +278,16 @@ def test_a_file_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
         IterationPlan.load(path)
 
 
+@pytest.mark.parametrize("column", ["cached", "shared", "anything"])
+def test_a_file_of_columns_that_are_no_more_is_refused(tmp_path: Path, column: str) -> None:
+    path = tmp_path / "plan.json"
+    make_iteration_plan(random_job(4), Engines((TIGHT,)), limits=WORK).save(path)
+    value = json.loads(path.read_text())
+    path.write_text(json.dumps(value | {column: [0] * 12}))
+    with pytest.raises(InputError, match=rf"field '{column}': the field is unknown"):
+        IterationPlan.load(path)
+
+
 @pytest.mark.parametrize("name", ["RTX4090-Llama-3.1-8B", "RTXPRO6000-Llama-3.1-8B"])
 @pytest.mark.slow
 def test_on_the_public_vllm_runs_nothing_proven_is_above_what_was_measured(
