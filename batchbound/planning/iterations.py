@@ -38,6 +38,7 @@ from .mixed_job import UNCOUNTED, MixedJob
 from .plan import PlanningError
 from .release import Releasable, named_orders
 from .release_search import search_release
+from .subtrees import share_between, share_out
 
 QUEUED = 3
 """Completions in flight for each slot, where the order decides what a prefix cache keeps."""
@@ -162,6 +163,11 @@ def make_iteration_plan(
     seconds = _least_seconds(job, engines)
     end = math.inf if limits.seconds is None else begun + _SHARING * limits.seconds
     replica_of = _shared_out(job, engines, groups, rule, seconds, end)
+    if rule is None and groups == "any" and _alike(engines) and _by_tree(job, engines):
+        assert job.tree is not None
+        of = len(engines.limits), engines.limits[0]
+        output, requests = job.workload.output_tokens, job.requests()
+        replica_of = share_out(job.tree, output, requests, of, engines.rates, replica_of)
     shares, stopped = [], StoppedBy.PROOF
     for k, each in enumerate(engines.limits):
         budget = _part(limits, begun, k, len(engines.limits))
@@ -223,7 +229,7 @@ def _share(
             StoppedBy.PROOF
         )
     rows, requests = job.rows(members), job.requests()[members]
-    if rows.tree is not None and engines.profile is None and _share_between(rows.tree, requests):
+    if rows.tree is not None and engines.profile is None and share_between(rows.tree, requests):
         by = engines.rates, job.exact, *until
         return _share_by_tree((members, requests), rows, rows.tree, limits, by)
     work = Releasable.of_rows(rows, requests, exact=job.exact)
@@ -234,10 +240,14 @@ def _share(
     return share, found.stopped_by
 
 
-def _share_between(tree: PrefixTree, requests: IntArray) -> bool:
-    """Return whether different requests share a beginning."""
-    first = np.unique(requests, return_index=True)[1]
-    return bool((tree.select(first).requests_below > 1).any())
+def _alike(engines: Engines) -> bool:
+    """Return whether there are several engines of equal limits."""
+    return len(engines.limits) > 1 and len(set(engines.limits)) == 1
+
+
+def _by_tree(job: MixedJob, engines: Engines) -> bool:
+    """Return whether shared beginnings decide the order of a job."""
+    return job.tree is not None and engines.profile is None and share_between(job.tree, job.requests())
 
 
 def _share_by_tree(

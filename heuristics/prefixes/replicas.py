@@ -15,6 +15,9 @@ from ...data.prefix_tree import PrefixTree
 _SPLITS = 200
 """Most subtrees that are split for balance."""
 
+_BALANCED = 0.001
+"""Work of the busiest engine above the mean that needs no split."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
@@ -56,7 +59,7 @@ def share_subtrees(
         if not mine:
             break
         largest = max(mine, key=lambda part: float(work[part.requests].sum()))
-        if loads.max() <= loads.mean() * (1 + 1 / max(1, len(tree))):
+        if loads.max() <= loads.mean() * (1 + max(1 / max(1, len(tree)), _BALANCED)):
             break
         parts = [part for part in parts if part is not largest] + _split(tree, largest)
     return best

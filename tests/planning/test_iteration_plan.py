@@ -387,3 +387,22 @@ def test_completions_of_a_request_stand_together_within_its_document() -> None:
     # Two documents fit at a time, and each is computed once; in file order each is computed five times.
     assert share.predicted is not None
     assert share.predicted.tokens - int((work.output_tokens - 1).sum()) == tree.distinct_tokens
+
+
+def test_whole_documents_go_to_one_engine_each() -> None:
+    # Eight documents of 400 tokens, asked in turn; each engine's cache holds two.
+    leaf = np.tile(np.arange(8), 6)
+    tree = PrefixTree(np.full(8, -1), np.full(8, 400), leaf, np.full(48, 4), unit=4)
+    drawn = np.random.default_rng(1).integers(3, 8, 48)
+    work = workload_of(tree.prompt_tokens.tolist(), drawn.tolist())
+    limits = EngineLimits(2, 64, 880, 4)
+    plan = make_iteration_plan(MixedJob(work, tree=tree), Engines((limits, limits)), limits=WORK)
+    documents = [set(leaf[share.requests].tolist()) for share in plan.shares]
+    assert [len(each) for each in documents] == [4, 4]
+    assert not documents[0] & documents[1]
+    # A rule that is named knows no beginnings.
+    ruled = make_iteration_plan(MixedJob(work, tree=tree), Engines((limits, limits)), rule="lpt", limits=WORK)
+    assert ruled.iterations is not None
+    assert plan.iterations is not None
+    assert plan.iterations < 0.9 * ruled.iterations
+    assert batchbound.verify(plan) is None
