@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from ..data.iteration_plan import least_known
 from ..data.iterations import EngineLimits, Sequences
 from ..data.prefix_tree import PrefixTree
 from ..data.prompts.columns import PromptColumns
-from ..data.prompts.messages import is_ids
 from ..data.prompts.table import prompts_digest
 from ..data.readers.length_source import LengthSource
 from ..data.readers.requests import nothing_to_drop, read_workload
@@ -27,6 +26,7 @@ from ..data.readers.server_batch import (
     completion_ids,
     planned_lengths,
     prompt_groups,
+    prompt_ids,
     read_server_batch,
     repeated,
 )
@@ -230,28 +230,8 @@ def _array(tokens: Sequence[int] | None) -> IntArray | None:
 
 def _tokens(request: ServerRequest, tokenizer: Tokenizer | None, name: str) -> Sequence[int] | None:
     """Return a prompt's token ids, or None if unknown."""
-    prompt = request.says
-    if is_ids(prompt):
-        return cast("list[int]", prompt)
-    if tokenizer is None:
-        return None
-    if isinstance(prompt, str):
-        return tokenizer.encode(prompt)
-    template = request.body.get("chat_template_kwargs")
-    if not _is_plain_chat(prompt) or request.body.get("tools"):
-        # Only the server knows its template for images and tools.
-        return None
     try:
-        return tokenizer.encode_chat(prompt, **(template if isinstance(template, Mapping) else {}))
+        return prompt_ids(request, tokenizer)
     except ValueError as error:
         where = f"line {request.line}, field 'body.messages'"
         raise InputError(str(error), file=name, where=where, hint="Name another tokenizer.") from None
-
-
-def _is_plain_chat(messages: object) -> bool:
-    return isinstance(messages, list) and all(
-        isinstance(message, Mapping)
-        and message.keys() == {"role", "content"}
-        and all(isinstance(part, str) for part in message.values())
-        for message in messages
-    )

@@ -95,10 +95,10 @@ def read_beginnings(
 ) -> Beginnings | None:
     """Return what a job's prompts share; None if nothing, or if the engine does not reuse it.
 
-    Token ids are those of the rows or of the server's ``/tokenize``. Without them a tree of the messages'
-    bytes orders the rows.
+    Token ids are those of the rows, of the server's ``/tokenize``, or of the tokenizer in the model's
+    folder. Without them a tree of the messages' bytes orders the rows.
     """
-    from ..executor.server.tokenizing import torn_apart
+    from ..executor.server.tokenizing import local_prompt_tokens, torn_apart
 
     requests, fact = batch.requests, facts[0]
     if len(requests) < 2 or requests.several.any() or fact.engine not in _CACHING:
@@ -115,6 +115,9 @@ def read_beginnings(
     block = 1 if metrics is None or metrics.block_tokens is None else metrics.block_tokens
     unit = 1 if metrics is None or metrics.reuse_unit is None else metrics.reuse_unit
     tokens = job.prompt_tokens(fact)
+    if tokens is None:
+        named = options.model or next(iter(fact.models), None)
+        tokens = None if named is None else local_prompt_tokens(requests, named)
     if tokens is not None:
         _name_torn(requests, torn_apart(guess, tokens), remark)
     tree, exact = _tree_of(requests, tokens, unit), tokens is not None
@@ -275,12 +278,24 @@ def traced(
     *,
     run_name: str | None,
     assumptions: tuple[Assumption, ...],
+    remark: Callable[[str], None],
 ) -> ServerRun:
-    """Return a run's record with its name, its assumptions and the tree of its prompts."""
+    """Return a run's record with its name, its assumptions and the tree of its prompts.
+
+    A tree whose prompts have other lengths than the server counts is left out.
+    """
     named = replace(run, run=run_name, assumptions=assumptions)
     if beginnings is None or not beginnings.exact or not len(run) or beginnings.request is not None:
         return named
-    return replace(named, tree=beginnings.tree.select(run.position))
+    tree, done = beginnings.tree.select(run.position), (run.failed == 0) & (run.prompt_tokens > 0)
+    other = np.flatnonzero(done & (tree.prompt_tokens != run.prompt_tokens))
+    if other.size:
+        remark(
+            f"{run.ids[int(other[0])]!r} has {int(tree.prompt_tokens[other[0]]):,} prompt tokens here and"
+            f" {int(run.prompt_tokens[other[0]]):,} on the server: no figures of shared beginnings"
+        )
+        return named
+    return replace(named, tree=tree)
 
 
 def keep_rates(run: ServerRun, limits: EngineLimits, facts: Sequence[ServerFacts]) -> IterationRates | None:

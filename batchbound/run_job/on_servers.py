@@ -122,7 +122,8 @@ def run_on_servers(
                 journal.end()
     if outcome.stopped is not None:
         raise RunStoppedError(outcome.stopped)
-    ran = traced(outcome.run, beginnings, run_name=run_digest(identity), assumptions=assumptions)
+    name = run_digest(identity)
+    ran = traced(outcome.run, beginnings, run_name=name, assumptions=assumptions, remark=remark)
     _write(plan, batch, ran, outcome.failed, outputs, journal)
     rates = keep_rates(ran, limits, facts)
     stated = options.batched_tokens is not None

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
-from typing import Any, Literal, NamedTuple, TypeVar, cast, overload
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, cast, overload
 
 import msgspec
 import numpy as np
@@ -371,6 +371,44 @@ def prompt_groups(requests: Sequence[ServerRequest]) -> IntArray:
     _, first, number = np.unique(prompts, return_index=True, return_inverse=True)
     # Numbers in order of appearance.
     return np.argsort(np.argsort(first))[number]
+
+
+class Encoder(Protocol):
+    """Tokenizer of prompts."""
+
+    def encode(self, text: str) -> Sequence[int]:
+        """Return the token ids of a text."""
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **template: Any) -> Sequence[int]:
+        """Return the token ids of a conversation; ValueError if its template refuses it."""
+
+
+def prompt_ids(request: ServerRequest, tokenizer: Encoder | None) -> Sequence[int] | None:
+    """Return a prompt's token ids, given or by a tokenizer; None if neither tells.
+
+    Raises ValueError if the chat template refuses the messages.
+    """
+    prompt = request.says
+    if is_ids(prompt):
+        return cast("list[int]", prompt)
+    if tokenizer is None:
+        return None
+    if isinstance(prompt, str):
+        return tokenizer.encode(prompt)
+    if not _is_plain_chat(prompt) or request.body.get("tools"):
+        # Only the server knows its template for images and tools.
+        return None
+    template = request.body.get("chat_template_kwargs")
+    return tokenizer.encode_chat(prompt, **(template if isinstance(template, Mapping) else {}))
+
+
+def _is_plain_chat(messages: object) -> bool:
+    return isinstance(messages, list) and all(
+        isinstance(message, Mapping)
+        and message.keys() == {"role", "content"}
+        and all(isinstance(part, str) for part in message.values())
+        for message in messages
+    )
 
 
 class _Line(BatchLine):

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ...data.arrays import IntArray
+from ...data.files.disk import InputError
 from ...data.prefix_tree import PrefixTree
 from ...data.readers.openai_batch import CHAT, COMPLETIONS
-from ...data.readers.server_batch import ServerBatch, ServerRequest, encoded
+from ...data.readers.server_batch import ServerBatch, ServerRequest, encoded, prompt_ids
 from .client import ServerClient
+
+_LOG = logging.getLogger(__name__)
 
 _PATH = "/tokenize"
 
@@ -75,6 +80,29 @@ async def prompt_tokens(client: ServerClient, batch: ServerBatch, model: str | N
         return None
     found = [answers[place] if ids is None else ids for ids, place in zip(given, places, strict=True)]
     return PromptTokens(found, identities)
+
+
+def local_prompt_tokens(batch: ServerBatch, model: str) -> PromptTokens | None:
+    """Return the token ids of each request's prompt by the tokenizer in a model's folder.
+
+    They are those of a server of this model unless it has a template of its own. Returns None without a
+    tokenizer, and if a prompt needs more than it.
+    """
+    if batch.several.any() or len(batch) > MOST_ASKED or not Path(model).is_dir():
+        return None
+    try:
+        from ..models.tokenizers import load_tokenizer
+
+        tokenizer = load_tokenizer(model)
+        ids = [prompt_ids(request, tokenizer) for request in batch]
+    except (ImportError, InputError, ValueError) as error:
+        # No tokenizer is needed: beginnings are then estimated.
+        _LOG.info("%s does not tokenize these prompts: %s", model, error)
+        return None
+    known = [np.asarray(tokens, dtype=np.int64) for tokens in ids if tokens]
+    if len(known) < len(batch):
+        return None
+    return PromptTokens(known, [_identity(request, model) for request in batch])
 
 
 def torn_apart(guess: PrefixTree, prompts: PromptTokens) -> tuple[int, int, int] | None:

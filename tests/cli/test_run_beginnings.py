@@ -213,3 +213,42 @@ def test_requests_of_several_completions_are_sent_by_their_beginnings(
         assert figures["predicted_iterations"] == fake.engine.iterations
     # Counters are of completions and rows of requests: no figure compares the two.
     assert "prompt_tokens_needed" not in figures
+
+
+def _tokenizer(folder: Path, batch: Path, letters: int) -> Path:
+    """Write a tokenizer of pieces of some letters into a model's folder."""
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    prompts = [json.loads(line)["body"]["prompt"] for line in batch.read_text().splitlines()]
+    pieces = {text[at : at + letters] for text in prompts for at in range(0, len(text), letters)}
+    raw = Tokenizer(models.WordLevel({piece: number for number, piece in enumerate(sorted(pieces))}, None))
+    raw.pre_tokenizer = pre_tokenizers.Split(Regex(f".{{1,{letters}}}"), "isolated")
+    PreTrainedTokenizerFast(tokenizer_object=raw).save_pretrained(folder)  # type: ignore[no-untyped-call]
+    return folder
+
+
+@pytest.mark.slow
+def test_the_tokenizer_in_the_model_s_folder_counts_for_a_server_that_does_not_tokenize(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sent: list[str]
+) -> None:
+    batch = _write(tmp_path / "in.jsonl", tidy=False, lengths=True)
+    model = str(_tokenizer(tmp_path / "model", batch, 4))
+    figures, fake = _run(batch, sent, capsys, "--model", model, tokenizes=False, model=model)
+    assert figures["prompt_tokens_needed"] == NEEDED
+    assert figures["predicted_iterations"] == fake.engine.iterations
+
+
+@pytest.mark.slow
+def test_a_tokenizer_that_counts_otherwise_than_the_server_gives_no_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sent: list[str]
+) -> None:
+    batch = _write(tmp_path / "in.jsonl", tidy=False, lengths=True)
+    model, count = str(_tokenizer(tmp_path / "model", batch, 2)), DOCUMENTS * QUESTIONS
+    with FakeCachedServer(
+        2, gate=6, total=count, sent=sent, blocks=30, tokenizes=False, model=model
+    ) as server:
+        assert main(run_words(batch, server, "--slots", "2", "--model", model)) == 0
+    captured = capsys.readouterr()
+    assert "has 83 prompt tokens here and 42 on the server: no figures" in captured.err
+    assert "prompt_tokens_needed" not in json.loads(captured.out)
