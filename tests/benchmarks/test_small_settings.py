@@ -26,7 +26,8 @@ SMALL: dict[str, str] = {
     "econoserve": "--minutes 0.05 --traces alpaca --seeds 1 --steps 1 --seconds 0.2 --queued 200",
     "econoserve/kv_pipelining.py": "--requests 4 --slots 4 --blocks 16",
     "engine_speed.py": "--small --workload 0 --requests 8 --slots 4 --repeats 1",
-    "evaluation_engines.py": "--model tiny:speller --questions 4 --max-tokens 8 --slots 2 --batches 1",
+    "evaluation_engines.py": "--model tiny:speller --questions 4 --max-tokens 8 --slots 2 --batches 1"
+    " --examples? 1 --samples? 2",
     "exegpt/exegpt_searches.py": "--requests 0 --tasks S --devices 1",
     "exegpt/exegpt_study.py": "--task S --points 1 --devices 2",
     "exegpt/exegpt_run.py": "--scale 0.05 --requests 60 --points 2 2 --passes 1 --repeats 1",
@@ -58,6 +59,7 @@ SMALL: dict[str, str] = {
     "tiny_trees.py": "--jobs 5",
     "train_speller.py": "--steps 3 --each 1 -o speller.safetensors",
     "trl_rounding.py": "--hidden 32 --layers 1",
+    "two_runs.py": "--model tiny:speller --prompts 4 --cap 6 --slots 2",
     "uncertain.py": "--seeds 1 --time-limit 0.1 --only 0.2",
 }
 """What each script's own options make small; one with a question mark only where it is shown."""
