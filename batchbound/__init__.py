@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from .searching import ConfigurationSearch, search
     from .simulating import simulate
     from .solvers import Limits, Result, solve
+    from .version import show_versions
 
 
 __all__ = [
@@ -100,6 +101,7 @@ __all__ = [
     "rollout_function",
     "run",
     "search",
+    "show_versions",
     "simulate",
     "solve",
     "suite",
@@ -155,6 +157,7 @@ _HOMES = {
     "profile": ".profiling",
     "run": ".running",
     "search": ".searching",
+    "show_versions": ".version",
     "simulate": ".simulating",
     "solve": ".solvers.solve",
     "suite": ".comparing.instance_library",
@@ -173,4 +176,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

@@ -42,6 +42,7 @@ from .options.link import LINK
 from .options.option import takes
 from .planning.mixed_job import completion_prompts
 from .run_job.earlier import trace_of
+from .solvers.backends.lp_file import write_lp
 
 BIT_FACTS = {
     "run": "plan, model or sampling",
@@ -196,9 +197,11 @@ def _printed(problem: Problem) -> Bound:
 
 @takes(ExportOptions)
 def export(options: ExportOptions) -> LinearModel:
-    """Write the linear model of a file's requests as MPS."""
-    if Path(options.output).suffix != ".mps":
-        raise InputError("a linear model is written as MPS", file=options.output, hint="Name a .mps file.")
+    """Write the linear model of a file's requests as MPS or LP."""
+    write = {".mps": write_mps, ".lp": write_lp}.get(Path(options.output).suffix)
+    if write is None:
+        hint = "Name a .mps or .lp file."
+        raise InputError("a linear model is written as MPS or LP", file=options.output, hint=hint)
     refuse_outputs([options.output], options.overwrite, options.read_files())
     problem = read_inputs(options, options.workload, keep_arrivals=False).problem
     try:
@@ -207,7 +210,7 @@ def export(options: ExportOptions) -> LinearModel:
     except UnsupportedProblemError as error:
         hint = "Export another formulation, or fewer requests or slots, or drop that option."
         raise InputError(str(error), where=f"--formulation {options.formulation}", hint=hint) from None
-    write_mps(model, options.output)
+    write(model, options.output)
     return model
 
 

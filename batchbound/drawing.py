@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .data.files.disk import InputError
+from .data.files.errors import InputError, check_type
 from .data.plan import Plan
 from .data.problem import Problem
 from .planning.plan import make_plan
@@ -31,12 +31,11 @@ def gantt(result: Plan | RunResult | Result, problem: Problem | None = None) -> 
     from .heuristics.simulate import simulate
     from .judging import report
 
+    check_type("result", result, Plan, RunResult, Result)
     if isinstance(result, Result):
         if problem is None:
             raise InputError("gantt() needs the problem of a solver's result", hint="Give problem=...")
         result = make_plan(problem, limits=Limits(work=1), start=result.schedule)
-    if not isinstance(result, Plan | RunResult):
-        raise InputError(f"gantt() draws a plan or a run, not {type(result).__name__}", hint="Give one.")
     made = result if isinstance(result, Plan) else result.plan
     name, trace = ("plan", simulated(made)[0]) if made is result else ("run", result.traces[0])  # type: ignore[union-attr]
     tokens = dict(zip(trace.ids, trace.tokens.tolist(), strict=True))

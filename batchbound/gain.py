@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -13,11 +15,14 @@ from .data.plan import Maker, Plan
 from .data.problem import Problem, ProblemError
 from .data.trace import Trace
 from .executor.profiling.calibrate import fit_cost
-from .executor.reports.report import model_seconds, pace_of, run_bound_of, served_part
+from .executor.reports.report import model_seconds, pace_of, run_bound_of, served_part, simulated
+from .heuristics.fleet.simulation import simulate_fleet
+from .heuristics.registry import policy_named
 from .heuristics.simulate import simulate
 from .heuristics.simulator import KEEPS_KV
-from .models.bounds.fleet import work_bound
+from .models.bounds.fleet import fleet_bound, work_bound
 from .models.bounds.prove import evicting_bound
+from .planning.fleet import make_fleet_plan
 from .solvers.result import Limits
 from .solvers.solve import solve
 
@@ -74,10 +79,12 @@ class Gain:
     at_once: True if all requests are in progress at once, so that no order can help.
     missed: Measured seconds of all stages over those of the cost model at the pace of the median stage,
         minus one; None if unknown.
+    replicas: Number of engines. Steps and stages of several are those of the one that ends last.
     """
 
     requests: int
     slots: int
+    """Slots of all replicas."""
     first_come: Course
     this_run: Course
     known: Course | None
@@ -87,6 +94,7 @@ class Gain:
     capacity: int | None = None
     at_once: bool = False
     missed: float | None = None
+    replicas: int = 1
 
     @property
     def saved(self) -> float:
@@ -109,9 +117,9 @@ class Gain:
 def gain_of(
     fleet: Fleet, trace: Trace, *, cost: CostModel | None = None, params: GainParams | None = None
 ) -> Gain | None:
-    """Return the gain of a run on one replica.
+    """Return the gain of a run on one replica, which is None for an empty run.
 
-    It is None for an empty run and for several replicas. ``cost`` is fitted to the run's stages by default.
+    ``cost`` is fitted to the run's stages by default.
     """
     return gain_and_plan(fleet, trace, cost=cost, params=params)[0]
 
@@ -161,6 +169,81 @@ def gain_and_plan(
         missed=pace_of([(cost, trace)])[1],
     )
     return gain, plan
+
+
+def gain_of_fleet(
+    fleet: Fleet,
+    traces: Sequence[Trace],
+    *,
+    shared: bool = False,
+    costs: Sequence[CostModel] | None = None,
+    params: GainParams | None = None,
+) -> Gain | None:
+    """Return the gain of a run on several replicas; None for an empty run.
+
+    Each replica's costs are fitted to its own stages by default. First come, first served has one queue.
+    ``shared``: True if replicas may have shared beginnings; nothing is proven of such a run.
+    """
+    params = params or GainParams()
+    served = served_part(fleet, traces)
+    if served is None:
+        return None
+    if costs is None:
+        costs = [_own_cost(trace, one.cost) for trace, one in zip(traces, fleet.replicas, strict=True)]
+    free = _with(served, cost=costs, busy=[0.0] * len(costs))
+    modelled = [
+        model_seconds(cost, trace, overheads=False) for cost, trace in zip(costs, traces, strict=True)
+    ]
+    measured = max(trace.makespan for trace in traces)
+    clock = measured / max(modelled) if max(modelled) else 1.0
+    limits = {
+        name: [getattr(one, name) for one in fleet.replicas] for name in ("kv_capacity", "prefill_token_cap")
+    }
+    try:
+        limited: Fleet | None = _with(free, **limits)
+        assert limited is not None
+        limited.problem_of(0, np.arange(len(limited)))
+    except ProblemError:
+        limited = None  # a completion outgrew the KV capacity
+    first = simulate_fleet(
+        limited or free, None, policy=lambda problem: policy_named(params.policy, problem), backoff=False
+    )
+    evicts = any(trace.evictions for trace in (*traces, *first.traces))
+    courses = [_last(traces, measured), _last(first.traces, clock * first.makespan)]
+    known = courses[0] if limited is not None else None
+    if limited is not None:
+        plan = make_fleet_plan(limited, limits=Limits(seconds=params.seconds(measured)))
+        known = min(_last(simulated(plan), clock * plan.seconds), *courses, key=lambda course: course.seconds)
+    prove = work_bound if evicts else fleet_bound
+    least = None if shared else run_bound_of(free, traces, prove, evictions=evicts)
+    slots = sum(trace.slots for trace in traces)
+    return Gain(
+        requests=len(free),
+        slots=slots,
+        first_come=courses[1],
+        this_run=courses[0],
+        known=known,
+        least=clock * ((least.proven if least else None) or 0.0),
+        clock=clock,
+        evicts=evicts,
+        at_once=len(free) <= slots and all(trace.prefill_stages <= 1 for trace in first.traces),
+        missed=pace_of(list(zip(costs, traces, strict=True)))[1],
+        replicas=len(traces),
+    )
+
+
+def _with(fleet: Fleet, **fields: Sequence[Any]) -> Fleet:
+    """Return a fleet whose replicas have other fields, a value each."""
+    changed = [
+        replace(replica, **{name: values[k] for name, values in fields.items()})
+        for k, replica in enumerate(fleet.replicas)
+    ]
+    return replace(fleet, replicas=tuple(changed))
+
+
+def _last(traces: Sequence[Trace], seconds: float) -> Course:
+    """Return the course of the replica that ends last; the job took ``seconds``."""
+    return Course.of(max(traces, key=lambda trace: trace.makespan), seconds)
 
 
 def _seconds(cost: CostModel, makespan: float, tokens: int, trace: Trace) -> float:

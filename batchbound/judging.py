@@ -12,10 +12,10 @@ import numpy as np
 from .data.bound import PROVEN_WITHIN, Bound
 from .data.claims.assumptions import COLD_CACHE, RELIES_ON, Basis, assumed_of, stated_limits
 from .data.costs.cost import CalibratedCost
-from .data.files.disk import InputError
+from .data.files.errors import InputError, check_type
 from .data.files.record import record
 from .data.fleet import Fleet
-from .data.iteration_plan import IterationPlan, PlannedShare, least_known
+from .data.iteration_plan import IterationPlan, PlannedShare, least_known, load_plan
 from .data.iterations import Predicted, Sequences
 from .data.plan import FollowedPolicy, Plan
 from .data.report import Report
@@ -41,12 +41,15 @@ HOLDS_WHEN_FLEETS_EVICT = ("fleet shares", "one request")
 """Kinds of fleets' certificates that hold if requests are evicted."""
 
 
-def verify(plan: Plan | IterationPlan) -> Violation | None:
-    """Return a violation of a plan, or None if it is valid.
+def verify(plan: Plan | IterationPlan | str | os.PathLike[str]) -> Violation | None:
+    """Return a violation of a plan or of a plan's file, or None if it is valid.
 
     The bound is derived again from its certificate, by code independent of the solvers. For a plan for
     servers, the prediction of its order is simulated again.
     """
+    if isinstance(plan, str | os.PathLike):
+        plan = load_plan(plan)
+    check_type("plan", plan, Plan, IterationPlan, hint="a Plan, or the path of one")
     if isinstance(plan, IterationPlan):
         wrong = plan.check() or _unnamed(plan) or _false_bound(plan)
         return wrong or _false_seconds(plan) or _false_prediction(plan)
@@ -97,6 +100,9 @@ def report(plan: Plan, traces: Sequence[Trace], *, seconds: float | None = None)
     InputError
         If the traces are of another plan, or not one for each replica.
     """
+    check_type("plan", plan, Plan, hint="a Plan, or the path of one")
+    for trace in [traces] if isinstance(traces, str | os.PathLike) else traces:
+        check_type("traces", trace, Trace, hint="a list of Trace, or both arguments as paths")
     calibrated = calibration_of(plan)
     if len(traces) != len(plan.fleet.replicas):
         what = f"{len(traces)} traces for {len(plan.fleet.replicas)} replicas"
@@ -104,7 +110,9 @@ def report(plan: Plan, traces: Sequence[Trace], *, seconds: float | None = None)
     try:
         served = served_part(plan.fleet, traces)
         _refuse_others(plan, traces)
-        run_bound = None if served is None or _shares(plan, traces) else run_bound_of(served, traces, _proven)
+        run_bound = (
+            None if served is None or may_share(plan, traces) else run_bound_of(served, traces, _proven)
+        )
         fit = None if calibrated is None else calibrated.error
         found = plan_report(plan, traces, fit=fit, run_bound=run_bound)
     except ValueError as error:
@@ -155,7 +163,7 @@ def _refuse_others(plan: Plan, traces: Sequence[Trace]) -> None:
         raise ValueError("it is of another plan of these requests")
 
 
-def _shares(plan: Plan, traces: Sequence[Trace]) -> bool:
+def may_share(plan: Plan, traces: Sequence[Trace]) -> bool:
     """Return whether replicas may have shared beginnings that no trace of one tells."""
     source = plan.provenance.prompts
     if len(traces) < 2 or source is None or all(trace.distinct_tokens is None for trace in traces):

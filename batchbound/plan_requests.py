@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .data.arrays import IntArray
-from .data.files.disk import InputError
+from .data.files.errors import InputError, check_type
 from .data.files.outputs import can_be_made_again, refuse_outputs
 from .data.files.sources import opened_once
 from .data.fleet import Groups
@@ -89,8 +89,8 @@ def plan_problem(
     InputError
         If the requests cannot be read, or an option has no effect.
     """
-    if not (limits is None or isinstance(limits, Limits)):
-        raise InputError(f"limits is {limits!r}", hint="Give Limits(seconds=...).")
+    check_type("problem", problem, Problem, hint="a Problem, or the path of a file of requests")
+    check_type("limits", limits, Limits, type(None), hint="Limits(seconds=...)")
     plan = make_plan(problem, limits=limits, **more)
     if output is not None:
         plan.save(output)

@@ -17,8 +17,8 @@ from .data.readers.completions import Endings
 from .data.report import Report
 from .data.trace import Trace
 from .executor.reports.report import simulated
-from .gain import Gain, gain_of
-from .judging import calibration_of
+from .gain import Gain, gain_of, gain_of_fleet
+from .judging import calibration_of, may_share
 from .judging import report as report_of
 from .listening import note
 from .options.judging import ReportOptions
@@ -34,7 +34,7 @@ class Reported:
     """Report of a plan or of a run.
 
     traces: Trace of each replica, simulated for a plan.
-    gain: Gain of a run on one replica; None without one.
+    gain: Gain of a run; None for a plan.
     endings: Endings of the run's completions, if its trace has them.
     """
 
@@ -136,9 +136,11 @@ def _draw(
 
 
 def _gain_of(plan: Plan, traces: Sequence[Trace]) -> Gain | None:
-    """Return the gain of a run on one replica."""
-    if len(traces) > 1 or plan.configuration is not None:
+    """Return the gain of a run without an execution configuration."""
+    if plan.configuration is not None:
         return None
+    if len(traces) > 1:
+        return gain_of_fleet(plan.fleet, traces, shared=may_share(plan, traces))
     costs = costs_of(traces[0])
     return gain_of(plan.fleet, traces[0], cost=None if costs is None else costs.cost)
 

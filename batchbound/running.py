@@ -14,10 +14,11 @@ from .data.files.disk import InputError, atomic_write
 from .data.files.sources import opened_once
 from .data.plan import Plan
 from .data.readers.openai_batch import read_batch
-from .gain import Gain, gain_and_plan
+from .gain import Gain, gain_and_plan, gain_of_fleet
 from .inputs import say_texts
+from .judging import may_share
 from .listening import remark
-from .options.option import PathText
+from .options.option import PathText, refuse_unknown
 from .options.run import PLANNING, JobOptions
 from .run_job.batch_to_send import ServerOptions
 from .run_job.earlier import next_plan, plan_beside
@@ -123,7 +124,10 @@ def _run_once(
         options = replace(options, plan=path, policy=policy)
     else:
         hint = "Give the prompts instead of the plan, or leave it out."
-        options.refuse(PLANNING, "on a plan, which fixes it", hint, file=options.plan)
+        others = tuple(name for name in PLANNING if name != "slots")
+        options.refuse(others, "on a plan, which fixes it", hint, file=options.plan)
+        if options.slots is not None:
+            tell(f"--slots has no effect: the plan fixes its slots; plan again for {options.slots}")
     if options.repeatable:
         options = replace(options, params=replace(options.tuned, repeatable=True))
     begun = False
@@ -188,8 +192,11 @@ class _Made:
 def _gain(ran: Ran) -> Gain | None:
     """Return a run's gain; save its costs and the next plan."""
     result, options = ran.result, ran.options
-    if len(result.traces) > 1 or (result.plan.configuration is not None and options.policy is None):
+    if result.plan.configuration is not None and options.policy is None:
         return None
+    if len(result.traces) > 1:
+        shared = may_share(result.plan, result.traces)
+        return gain_of_fleet(result.plan.fleet, result.traces, shared=shared)
     trace = result.traces[0]
     costs = costs_of(trace)
     if costs is not None:
@@ -285,6 +292,7 @@ class Run(Generic[P]):
             return _send(*args, **kwargs)
         if isinstance(model, ModelOptions) or len(args) > 2 or "options" in kwargs:
             return _run_records(*args, **kwargs)
+        refuse_unknown("run", self._record, kwargs)
         job = self._record(*args, **kwargs)
         if job.server:
             hint = "Give batchbound.ServerOptions((URL,)) in place of the model."

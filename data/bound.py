@@ -20,7 +20,7 @@ def gap_above(value: float | None, bound: float | None) -> float | None:
     return 0.0 if abs(gap) <= PROVEN_WITHIN else gap
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Bound:
     """Seconds that every schedule of the problem takes at least.
 
@@ -43,6 +43,9 @@ class Bound:
     terms: Mapping[str, float] = field(default_factory=dict)
     certificate: Mapping[str, object] = field(default_factory=dict)
     valid: bool = True
+
+    def __repr__(self) -> str:
+        return f"Bound({self.seconds:.6g} s by {self.source}{'' if self.valid else ', not valid'})"
 
     @property
     def proven(self) -> float | None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from .arrays import IntArray
 from .costs.cost import CostModel
+from .files.errors import check_type
 from .files.shown import Shown
 from .prefix_tree import PrefixTree
 from .workload import Workload
@@ -109,6 +110,8 @@ class Problem(Shown):
 
     Raises
     ------
+    TypeError
+        If the workload or the cost has another type.
     ValueError
         If a limit is not a whole number of at least one (``prefix_cache``: zero), there are more slots than
         :data:`MOST_SLOTS`, or the tree is of other prompts.
@@ -146,6 +149,8 @@ class Problem(Shown):
         return self.workload.to_frame().assign(decode_steps=self.decode_steps)
 
     def __post_init__(self) -> None:
+        check_type("workload", self.workload, Workload)
+        check_type("cost", self.cost, CostModel)
         settle_limits(self)
         decode_steps = self.workload.output_tokens - int(self.prefill_emits_first_token)
         decode_steps.flags.writeable = False

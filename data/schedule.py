@@ -36,7 +36,7 @@ class Violation:
         return f"{self.rule}: {self.message}" + (f" ({where})" if where else "")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Schedule:
     """
     A complete schedule, as three arrays; everything else is derived from them.
@@ -63,6 +63,14 @@ class Schedule:
     bin_of: IntArray
     slot_of: IntArray
     decode_steps: IntArray
+
+    def __repr__(self) -> str:
+        slots = int(self.slot_of.max(initial=-1)) + 1
+        steps = int(self.decode_steps.sum())
+        return (
+            f"Schedule({len(self.bin_of):,} requests on {slots:,} slots,"
+            f" {len(self.decode_steps):,} bins, {steps:,} decode steps)"
+        )
 
     def __post_init__(self) -> None:
         for name in ("bin_of", "slot_of", "decode_steps"):

@@ -17,7 +17,7 @@ from ..data.costs.cost import CostModel
 from ..data.files.disk import InputError, shown
 from ..data.prefix_cache import usual_prefix_cache
 from ..data.problem import Problem, limit_of
-from ..data.readers.sampling import LogprobsMode, Sampling, refuse_unused
+from ..data.readers.sampling import LogprobsMode, Sampling, refuse_unknown, refuse_unused
 from ..data.report import Report
 from ..data.trace import Trace
 from ..data.workload import Workload, numbered
@@ -124,6 +124,10 @@ class LLM:
         self._unfinished: tuple[Partial, ...] = ()
         self._hidden_policy = policy
         self._past: tuple[int, Observed] | None = None
+
+    def __repr__(self) -> str:
+        name = getattr(unwrapped(self.model).config, "_name_or_path", "") or type(self.model).__name__
+        return f"LLM({name}, {self._slots:,} slots, {self._tier.name} tier)"
 
     @property
     def slots(self) -> int:
@@ -241,6 +245,7 @@ class LLM:
         if until is not None and not isinstance(until, Until):
             raise TypeError(f"until is {shown(until)}: give Until")
         on_error = fields.pop("on_error", "raise")
+        refuse_unknown("generate", fields, ("max_tokens", "expected_tokens", "chat_options", "until"))
         if on_error not in ("raise", "skip"):
             raise ValueError(f"on_error is {shown(on_error)}: give raise or skip")
         stated = expected_tokens is not None
@@ -425,6 +430,7 @@ class LLM:
 
         def call_of(prompts: Iterable[Prompt], sampling: Any = None, **how: Any) -> Call:
             most = how.pop("max_tokens", None)
+            refuse_unknown("submit", how, ("max_tokens", "sampling"))
             return self._call(prompts, (sampling, how, log_probabilities), most, None, chat_options or {})
 
         def ended(served: Served | None, unfinished: tuple[Partial, ...]) -> None:

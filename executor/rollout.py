@@ -13,8 +13,9 @@ from itertools import count
 from numbers import Real
 from typing import Any, NotRequired, TypedDict
 
+from ..data.files.errors import check_type
 from ..data.lengths.history import prompt_key
-from ..data.readers.sampling import LogprobsMode, Sampling, refuse_unused
+from ..data.readers.sampling import LogprobsMode, Sampling, refuse_unknown, refuse_unused
 from ..data.report import TAIL, TOOLS
 from .completion import Completion
 from .llm import DEFAULT_MAX_TOKENS, LLM, Prompt
@@ -117,6 +118,9 @@ def rollout_function(
         raise ValueError(f"oversample must be a number of at least 1, got {oversample!r}")
     if until is not None and oversample != 1:
         raise ValueError("oversample has no effect with until: give one of them")
+    check_type("engine", engine, LLM, hint="an LLM")
+    arguments = ("max_tokens", "logprobs", "expected_tokens", "history", "log", "tool_seconds", "oversample")
+    refuse_unknown("rollout_function", sampling, (*arguments, "until"))
     Sampling(**sampling)
     if sampling.get("n", 1) != 1:
         raise ValueError("n has no effect here: repeat a prompt for each of its completions")

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..data.arrays import IntArray
+from ..data.files.errors import check_type
 from ..data.problem import Problem
 from ..data.schedule import Schedule
 from ..data.trace import Trace
@@ -44,6 +45,7 @@ def simulate(
     ValueError
         If the policy is unknown, or a true length is not a whole number of at least one.
     """
+    check_type("problem", problem, Problem, hint="a Problem, or the path of a file of requests")
     if isinstance(policy, str):
         policy = policy_named(policy, problem)
     if output_tokens is not None:

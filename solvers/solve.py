@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType
 
 from ..data.bound import Bound
+from ..data.files.errors import check_type
 from ..data.problem import Problem
 from ..data.schedule import Schedule
 from ..models.bounds.makespan import best_bound, trivial_bound
@@ -79,9 +80,14 @@ def solve(
 
     Raises
     ------
+    TypeError
+        If an argument has another type.
     ValueError
         If the solver or a phase is unknown, or ``initial`` breaks a rule of the problem.
     """
+    check_type("problem", problem, Problem)
+    check_type("limits", limits, Limits, type(None), hint="Limits(seconds=...)")
+    check_type("initial", initial, Schedule, type(None))
     chosen = SOLVERS.get(solver)
     if chosen is None:
         raise ValueError(f"there is no solver {solver!r}; choose from {', '.join(sorted(SOLVERS))}")

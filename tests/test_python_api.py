@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,13 +50,67 @@ def test_a_plan_is_drawn_beneath_first_come_first_served(problem: Problem) -> No
     assert len(figure.axes) >= 2
 
 
-def test_wrong_types_end_in_one_sentence(problem: Problem) -> None:
-    with pytest.raises(InputError, match="limits is 5"):
-        batchbound.plan(problem, limits=5)  # type: ignore[call-overload]
-    with pytest.raises(InputError, match="plan: Problem is no text"):
-        batchbound.run(problem, "M")  # type: ignore[call-overload]
-    with pytest.raises(TypeError, match="unexpected keyword argument 'slot'"):
-        batchbound.plan("table3:0:3", slot=4)  # type: ignore[call-overload]
+def test_wrong_types_name_the_argument_and_what_to_give(problem: Problem, tmp_path: Path) -> None:
+    library: Any = batchbound
+    made = batchbound.plan(problem, limits=Limits(seconds=0.1))
+    wrong: list[tuple[Callable[[], object], str]] = [
+        (lambda: library.plan(problem, limits=5), r"limits is of type int 5. Give Limits\("),
+        (lambda: library.plan(5), "problem is of type int 5. Give a Problem, or the path"),
+        (lambda: library.solve("x"), "problem is of type str 'x'. Give a Problem"),
+        (lambda: library.simulate(5, "fcfs"), "problem is of type int 5"),
+        (lambda: library.compare(problem, "search"), "instances is of type Problem. Give problems by name"),
+        (lambda: library.compare({"a": 5}, "search"), "instance 'a' is of type int 5"),
+        (lambda: library.Problem(1, 2, 3), "workload is of type int 1. Give a Workload"),
+        (lambda: library.verify(5), "plan is of type int 5. Give a Plan, or the path of one"),
+        (lambda: library.report(made, "trace.jsonl"), "traces is of type str 'trace.jsonl'"),
+        (lambda: library.gantt(3), "result is of type int 3"),
+        (lambda: library.run(problem, "M"), "plan: Problem is no text"),
+        (lambda: library.plan("table3:0:3", slots="many"), "slots: 'many' is not a whole number"),
+        (lambda: library.plan("table3:0:3", slot=4), r"^plan\(\) got .* 'slot'; did you mean slots"),
+        (lambda: library.run("p.jsonl", "M", slot=4), r"^run\(\) got .* 'slot'; did you mean slots"),
+    ]
+    for call, message in wrong:
+        with pytest.raises(TypeError, match=message):
+            call()
+
+
+def test_errors_of_the_engine_name_the_function_that_was_called() -> None:
+    pytest.importorskip("torch")
+    llm = batchbound.LLM.from_pretrained("tiny:llama", slots=2)
+    assert str(llm) == "LLM(LlamaForCausalLM, 2 slots, ragged tier)"
+    wrong: dict[str, Any] = {"max_token": 3}
+    with pytest.raises(TypeError, match=r"^generate\(\) got .* 'max_token'; did you mean max_tokens"):
+        list(llm.generate(["x"], **wrong))
+    with pytest.raises(TypeError, match=r"^rollout_function\(\) got .* 'slots'$"):
+        batchbound.rollout_function(llm, slots=3)
+    with pytest.raises(TypeError, match=r"engine is of type str 'x'\. Give an LLM"):
+        batchbound.rollout_function("x")  # type: ignore[arg-type]
+
+
+def test_a_file_of_a_plan_is_verified_as_the_plan_is(problem: Problem, tmp_path: Path) -> None:
+    made = batchbound.plan(problem, limits=Limits(seconds=0.1))
+    made.save(tmp_path / "plan.json")
+    assert batchbound.verify(tmp_path / "plan.json") is None
+    with pytest.raises(InputError, match=r"none\.json"):
+        batchbound.verify(str(tmp_path / "none.json"))
+
+
+def test_the_public_names_are_listed_and_arrays_have_short_texts(problem: Problem) -> None:
+    assert dir(batchbound) == sorted(batchbound.__all__)
+    result = batchbound.solve(problem, limits=Limits(seconds=0.1))
+    assert repr(result.schedule).startswith("Schedule(3 requests on 2 slots, ")
+    assert repr(result.bound).startswith("Bound(")
+    assert len(repr(result.bound)) < 80
+
+
+def test_versions_for_a_bug_report_are_printed() -> None:
+    versions = batchbound.show_versions()
+    assert versions["batchbound"] == batchbound.__version__
+    assert {"machine", "compiled search", "numpy"} <= versions.keys()
+    assert len(str(versions).splitlines()) == len(versions)
+
+
+def test_an_option_that_only_prints_is_refused(problem: Problem) -> None:
     with pytest.raises(InputError, match="json has no effect on a function"):
         batchbound.plan("table3:0:3", json=True)
 

@@ -38,7 +38,7 @@ RESEARCH = {
     "search": "find the configuration of highest throughput under a latency bound",
     "serve": "simulate a serving policy on arriving requests, with the KV cache in blocks",
     "bound": "print the lower bounds of a workload with their terms",
-    "export": "write a linear model of a workload as MPS, for any solver",
+    "export": "write a linear model of a workload as MPS or LP, for any solver",
     "validate": "print the simulator's error against a measured run",
 }
 
@@ -80,6 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     prepare_streams()
     try:
         with heeding():
+            if words[:1] == ["help"]:
+                words = [*words[1:], "--help"]
             parser = _parser(words[0] if words else "")
             if not words:
                 parser.print_help(sys.stderr)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 
 from ..data.files.disk import InputError
 from ..inputs import read_inputs
-from ..listening import note
+from ..listening import note, working
 from ..models.formulations.linear_files import read_mps
 from ..options.compare import DEFAULT_SECONDS, CompareOptions, is_linear
 from ..options.option import Either, PathText, takes
@@ -25,11 +26,20 @@ def compare_files(options: CompareOptions) -> Comparison:
         if path is not None and Path(path).suffix.lower() not in (".png", ".svg", ".pdf"):
             what = "is not an image file that can be written"
             raise InputError(what, file=path, hint="Name a .png, .svg or .pdf file.")
+    if options.ignored:
+        note(f"{', '.join(options.ignored)}: no effect on {', '.join(options.solvers)}")
     instances, seconds = _instances(options), options.time_limit
     if options.work is None and seconds is None:
         seconds = DEFAULT_SECONDS
     limits = Limits(seconds=seconds, work=options.work, threads=options.threads, seed=options.seed)
-    comparison = compare_instances(instances, options.solvers, limits, on_done=_tell)
+    runs = len(instances) * len(options.solvers)
+    with working(f"comparing {runs:,} runs") as show:
+        number = count(1)
+
+        def begin(instance: str, solver: str) -> None:
+            show(f"{instance}, {solver}: run {next(number)} of {runs}")
+
+        comparison = compare_instances(instances, options.solvers, limits, on_begin=begin, on_done=_tell)
     if options.csv is not None:
         write_text(options.csv, comparison.to_csv())
     if options.markdown is not None:
@@ -45,7 +55,8 @@ compare = Either(compare_files, compare_instances)
 
 
 def _tell(row: Measurement) -> None:
-    note(f"{row.instance}, {row.solver}: {row.status}" + (f", {row.message}" if row.message else ""))
+    if row.message:
+        note(f"{row.instance}, {row.solver}: {row.message}")
 
 
 def _instances(options: CompareOptions) -> dict[str, Instance]:

@@ -6,7 +6,7 @@ import csv
 import io
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -70,7 +70,20 @@ class Comparison:
     rows: tuple[Measurement, ...]
 
     def __str__(self) -> str:
-        return self.to_markdown()
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        """Yield a line for each instance with its best bound, and one below it for each solver."""
+        for instance in dict.fromkeys(row.instance for row in self.rows):
+            rows = [row for row in self.rows if row.instance == instance]
+            bounds = [(row.bound, row.bound_source) for row in rows if row.bound is not None]
+            yield f"{instance}: " + ("no bound" if not bounds else "bound {:,.3f} ({})".format(*max(bounds)))
+            yield f"  {'solver':<28}{'value':>13}{'gap':>9}{'seconds':>10}  status"
+            for row in rows:
+                value = "" if row.value is None else f"{row.value:,.3f}"
+                gap = "" if row.gap is None else f"{row.gap:.2%}"
+                seconds = "" if row.seconds is None else f"{row.seconds:,.2f}"
+                yield f"  {row.solver:<28}{value:>13}{gap:>9}{seconds:>10}  {row.status}"
 
     def to_csv(self) -> str:
         """Return the table as CSV."""

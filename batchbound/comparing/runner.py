@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..data.bound import Bound
 from ..data.files.disk import atomic_write
+from ..data.files.errors import check_type
 from ..data.fleet import Fleet
 from ..data.plan import Plan
 from ..data.problem import Problem
@@ -57,6 +58,7 @@ def compare(
     solvers: str | Sequence[str] | Mapping[str, Solver],
     limits: Limits | None = None,
     *,
+    on_begin: Callable[[str, str], None] | None = None,
     on_done: Callable[[Measurement], None] | None = None,
 ) -> Comparison:
     """Run every solver on every instance, one after the other.
@@ -75,6 +77,8 @@ def compare(
         :data:`~batchbound.solvers.backends.backend.BACKENDS`.
     limits
         Limits of each run; a few seconds by default.
+    on_begin
+        Function called with the names of an instance and a solver before it runs.
     on_done
         Function called with each measurement, before the gaps of the instance are known.
 
@@ -89,8 +93,13 @@ def compare(
         If a name is unknown, an own solver's schedule or values break a rule, or its bound is above a valid
         solution.
     TypeError
-        If an own solver has no label or returns a wrong type.
+        If an argument has another type, or an own solver has no label or returns a wrong type.
     """
+    hint = "problems by name, {'mine': problem}, or the path of a file of requests"
+    check_type("instances", instances, Mapping, hint=hint)
+    for name, instance in instances.items():
+        check_type(f"instance {name!r}", instance, Problem, Fleet, LinearModel, Plan)
+    check_type("limits", limits, Limits, type(None), hint="Limits(seconds=...)")
     limits = Limits(seconds=DEFAULT_SECONDS) if limits is None else limits
     chosen = _labelled(solvers)
     rows: list[Measurement] = []
@@ -98,6 +107,8 @@ def compare(
         instance = _posed(given)
         found = [_known(name, given)] if isinstance(given, Plan) else []
         for label, solver in chosen.items():
+            if on_begin is not None:
+                on_begin(name, label)
             found.append(_measured(name, instance, label, solver, limits))
             if on_done is not None:
                 on_done(found[-1])

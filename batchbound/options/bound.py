@@ -37,5 +37,7 @@ class ExportOptions(ProblemOptions):
         " bin packing of decode steps (default %(default)s)",
         choices=tuple(MODELS),
     )
-    output: File = everyday("model.mps", "file of the model (default %(default)s)", short="-o", writes=True)
+    output: File = everyday(
+        "model.mps", "file of the model, .mps or .lp (default %(default)s)", short="-o", writes=True
+    )
     overwrite: bool = everyday(False, "replace the output if it exists")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, fields
 from difflib import get_close_matches
-from functools import partial
 from typing import Any
 
 from ..comparing.instance_library import suites
@@ -38,10 +37,6 @@ def _are_linear(options: Any) -> bool:
     return options.workload is not None and all(map(is_linear, (options.workload, *options.more)))
 
 
-def _ignored(limit: str, options: Any) -> bool:
-    return not any(limit in limits_heeded_by(name) for name in options.solvers)
-
-
 @dataclass(frozen=True)
 class CompareOptions(SlotOptions):
     """Files of requests, solvers, their limits, and files to write."""
@@ -52,15 +47,6 @@ class CompareOptions(SlotOptions):
             _PROBLEM, excludes=("suite",), hint="The library's instances have limits and costs of their own."
         ),
         Rule(_PROBLEM, when=_are_linear, where="on linear models"),
-        *(
-            Rule((name,), when=partial(_ignored, limit), where="on {solvers}")
-            for name, limit in (
-                ("time_limit", "seconds"),
-                ("work", "work"),
-                ("seed", "seed"),
-                ("threads", "threads"),
-            )
-        ),
     )
 
     workload: PathText | None = option(None, WORKLOAD, positional=True, metavar="FILE")
@@ -99,3 +85,12 @@ class CompareOptions(SlotOptions):
         False, "replace files that exist", needs=("csv", "markdown", "profile", "over_time")
     )
     json: bool = everyday(False, "print one JSON object instead of the table")
+
+    @property
+    def ignored(self) -> list[str]:
+        """Options that no chosen solver obeys."""
+        heeded = {limit for name in self.solvers for limit in limits_heeded_by(name)}
+        limits = {"time_limit": "seconds", "work": "work", "seed": "seed", "threads": "threads"}
+        return [
+            self.flag(name) for name, limit in limits.items() if limit not in heeded and self.states(name)
+        ]

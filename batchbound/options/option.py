@@ -7,6 +7,7 @@ tables, the reference page, refusals, and the typed keywords of the library's fu
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import inspect
 import math
@@ -32,7 +33,8 @@ from typing import (
     overload,
 )
 
-from ..data.files.disk import InputError, read_toml
+from ..data.files.disk import read_toml
+from ..data.files.errors import InputError, InputTypeError
 from ..data.files.outputs import refuse_outputs
 
 P = ParamSpec("P")
@@ -167,7 +169,7 @@ class Field:
         return text
 
     def check(self, value: Any) -> Any:
-        """Return a plain value; raise ValueError if it is out of range."""
+        """Return a plain value; raise ValueError if it is out of range, TypeError for another type."""
         if self.several and isinstance(value, list | tuple):
             return tuple(map(self._checked, value))
         return self._checked(value)
@@ -182,9 +184,7 @@ class Field:
         elif self.choices and value not in self.choices:
             raise ValueError(f"there is no {value!r}; there are {', '.join(self.choices)}")
         elif not isinstance(value, self.kind) and self.kind in (str, bool):
-            raise ValueError(
-                f"{type(value).__name__} is no {'text' if self.kind is str else 'True or False'}"
-            )
+            raise TypeError(f"{type(value).__name__} is no {'text' if self.kind is str else 'True or False'}")
         return value
 
     def _checked_number(self, value: Any) -> Any:
@@ -194,7 +194,7 @@ class Field:
         except (TypeError, ValueError):
             number = None
         if number is None or isinstance(value, bool):
-            raise ValueError(f"{value!r} is not a {'whole number' if self.kind is int else 'number'}")
+            raise TypeError(f"{value!r} is not a {'whole number' if self.kind is int else 'number'}")
         bounds = self.bounds
         if bounds.above and number <= bounds.least:
             raise ValueError(f"{value:g} is not a positive number")
@@ -221,8 +221,9 @@ class Options:
             value = getattr(self, field.name)
             try:
                 object.__setattr__(self, field.name, field.check(value))
-            except ValueError as error:
-                raise InputError(f"{field.name}: {error}", hint="Correct it, or leave it out.") from None
+            except (TypeError, ValueError) as error:
+                wrong = InputTypeError if isinstance(error, TypeError) else InputError
+                raise wrong(f"{field.name}: {error}", hint="Correct it, or leave it out.") from None
         for rule in _rules_of(cast("Any", type(self))):
             name = next((name for name in rule.options if self.states(name)), None)
             case = None if name is None else rule.case(self)
@@ -392,14 +393,27 @@ class Taking(Generic[P, Record, T]):
     def __init__(self, record: Callable[P, Record], function: Callable[[Record], T]) -> None:
         functools.update_wrapper(self, function)
         self._record, self.of = record, function
+        # Users know ``plan``, which is :class:`Either` of ``plan_file`` and a function of objects.
+        self._name = getattr(function, "__name__", "").removesuffix("_file").removesuffix("_files")
         self.__signature__ = inspect.signature(record)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call the function with these options."""
+        refuse_unknown(self._name, self._record, kwargs)
         options = self._record(*args, **kwargs)
         if getattr(options, "json", False):
             raise InputError("json has no effect on a function, which prints nothing", hint="Leave it out.")
         return self.of(options)
+
+
+def refuse_unknown(function: str, record: Callable[..., Any], stated: Mapping[str, Any]) -> None:
+    """Raise TypeError for an unknown keyword, in the name of the function that the user called."""
+    known = inspect.signature(record).parameters
+    wrong = next((name for name in stated if name not in known), None)
+    if wrong is not None:
+        near = difflib.get_close_matches(wrong, known, n=1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        raise TypeError(f"{function}() got an unexpected keyword argument {wrong!r}{meant}")
 
 
 def takes(record: Callable[P, Record]) -> Callable[[Callable[[Record], T]], Taking[P, Record, T]]:

@@ -27,7 +27,8 @@ def gain_lines(
     planned: True if this run was planned with known lengths.
     repeats: Sentence on prompts whose beginnings are computed several times; empty for none.
     """
-    several = "one at a time" if gain.slots == 1 else f"{gain.slots} at a time"
+    several = "one at a time" if gain.slots == 1 else f"{gain.slots:,} at a time"
+    several += f" on {gain.replicas} replicas" if gain.replicas > 1 else ""
     rows = [
         ("first come, first served", gain.first_come, gain.first_come.seconds, "simulated"),
         ("this run", gain.this_run, gain.this_run.seconds, _against(gain.saved)),
@@ -56,7 +57,7 @@ def _table(rows: list[tuple[str, Course | None, float, str]]) -> list[str]:
         for k, unit in enumerate(("steps", "stages"))
     ]
     return [
-        f"  {name:<24}  {steps}  {stages}  {short_duration(seconds):>7}  {note}".rstrip()
+        f"  {name:<24}  {steps}  {stages}  {short_duration(seconds) if seconds else '':>7}  {note}".rstrip()
         for (name, _, seconds, note), steps, stages in zip(rows, *columns, strict=True)
     ]
 
@@ -76,6 +77,8 @@ def _remarks(gain: Gain, repeats: str) -> list[str]:
     if gain.capacity is not None:
         which = "with evictions or without" if gain.evicts else "without evictions"
         remarks.append(f"least possible {which}, in {gain.capacity:,} tokens of KV cache")
+    if gain.replicas > 1:
+        remarks.append("steps and stages of the replica that ends last")
     if repeats:
         remarks.append(repeats)
     if gain.missed is not None and abs(gain.missed) >= _LEAST_MISSED:

@@ -20,6 +20,7 @@ from ..judging import calibration_of
 from ..models.exegpt.length_drift import LengthDrift
 from ..options.run import TRACE, JobOptions
 from ..run_job.earlier import trace_of_plan
+from ..run_job.outputs import RunFiles
 from ..run_job.server_result import ServerResult
 from ..running import Ran
 from .gain import command_lines, gain_lines
@@ -94,6 +95,15 @@ def _show_gain(gain: Gain, ran: Ran) -> None:
     details = f"details: batchbound report {options.plan}{trace}"
     for line in [f"{files}   {details}"] if len(files) + len(details) < 78 else [files, details]:
         say(line)
+    _say_shared(result.files)
+
+
+def _say_shared(files: RunFiles) -> None:
+    """Print the files that the replicas of a run have in common."""
+    if files.picture is not None:
+        say(f"{files.picture}: all replicas, for ui.perfetto.dev")
+    if files.shared is not None:
+        say(f"{files.shared}: the plan of each replica")
 
 
 def _show_run(ran: Ran) -> None:
@@ -107,10 +117,7 @@ def _show_run(ran: Ran) -> None:
     if len(traces) > 1:
         show_report(report, as_json=False)
     say(f"{files.traces[0]}: loss by cause: `batchbound report {options.plan} {files.traces[0]}`")
-    if files.picture is not None:
-        say(f"{files.picture}: all replicas, for ui.perfetto.dev")
-    if files.shared is not None:
-        say(f"{files.shared}: the plan of each replica")
+    _say_shared(files)
 
 
 def warn_of_other_machine(plan: Plan, trace: Trace) -> None:

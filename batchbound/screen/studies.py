@@ -14,10 +14,7 @@ from .streams import say
 
 def show_comparison(comparison: Comparison, options: CompareOptions) -> int:
     """Print the table of all measurements."""
-    rows = (
-        json.dumps({"rows": comparison.to_json()}) if options.json else comparison.to_markdown().rstrip("\n")
-    )
-    say(rows)
+    say(json.dumps({"rows": comparison.to_json()}) if options.json else str(comparison))
     return 0
 
 

@@ -33,11 +33,23 @@ class InputError(ValueError):
         self.hint = hint
 
 
+class InputTypeError(InputError, TypeError):
+    """Error of an argument that has another type."""
+
+
 class WriteError(InputError):
     """Error of a full or failing disk; earlier output is kept."""
 
     FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
     """Error numbers of a full or failing disk."""
+
+
+def check_type(name: str, value: object, *kinds: type, hint: str = "") -> None:
+    """Raise InputTypeError for an argument of another type; ``hint`` names what to give."""
+    if not isinstance(value, kinds):
+        wanted = hint or " or ".join(f"a {kind.__name__}" for kind in kinds if kind is not type(None))
+        which = f" {shown(value)}" if isinstance(value, str | int | float | None) else ""
+        raise InputTypeError(f"{name} is of type {type(value).__name__}{which}", hint=f"Give {wanted}.")
 
 
 def shown(value: object) -> str:

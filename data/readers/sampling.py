@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from numbers import Real
 from operator import index
 from typing import Any, Literal, get_args
@@ -182,6 +183,20 @@ class Sampling:
 
 _OFF: Mapping[str, tuple[float, ...]] = {"top_k": (0, -1), "top_p": (1.0,), "min_p": (0.0,)}
 """Fields for drawn tokens, with the values that switch them off."""
+
+
+def refuse_unknown(function: str, stated: Iterable[str], arguments: Iterable[str] = ()) -> None:
+    """Refuse names that are no fields of :class:`Sampling`, by TypeError.
+
+    function: Function that the user called with them.
+    arguments: Its other arguments, one of which may be meant.
+    """
+    known = [entry.name for entry in fields(Sampling)]
+    wrong = next((name for name in stated if name not in known), None)
+    if wrong is not None:
+        near = get_close_matches(wrong, [*known, *arguments], n=1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        raise TypeError(f"{function}() got an unexpected keyword argument {wrong!r}{meant}")
 
 
 def refuse_unused(given: Mapping[str, Any], asked: Iterable[Sampling]) -> None:

@@ -161,7 +161,7 @@ def run_bound_of(
     evictions: Bound schedules that evict requests as well, as if a trace did.
     """
     computed = [trace.distinct_tokens for trace in traces]
-    whole = [int(_part_of(served, trace).input_tokens.sum()) for trace in traces]
+    whole = [_prompt_tokens(served, trace) for trace in traces]
     if all(tokens is None or tokens >= most for tokens, most in zip(computed, whole, strict=True)):
         return prove(served)
     if len(traces) > 1 or computed[0] is None or not np.isfinite(traces[0].finished).all():
@@ -172,11 +172,11 @@ def run_bound_of(
     return counted_bound(served.problem(), computed[0], evictions=evictions or traces[0].evictions > 0)
 
 
-def _part_of(served: Fleet, trace: Trace) -> Workload:
-    """Return the part of the served requests that a trace serves."""
+def _prompt_tokens(served: Fleet, trace: Trace) -> int:
+    """Return the prompt tokens of the served requests in a trace; none for an idle replica."""
     mine = {name for name, end in zip(trace.ids, trace.finished.tolist(), strict=True) if np.isfinite(end)}
     rows = [row for row, name in enumerate(served.workload.ids.tolist()) if name in mine]
-    return served.workload.select(np.array(rows, dtype=np.int64))
+    return int(served.workload.input_tokens[rows].sum()) if rows else 0
 
 
 def _holding(fleet: Fleet, traces: Sequence[Trace], run_bound: Bound | None) -> Bound | None:

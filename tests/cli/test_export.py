@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pulp  # type: ignore[import-untyped]
@@ -13,12 +14,13 @@ from batchbound.data.costs.cost import CostModel
 from batchbound.data.problem import Problem
 from batchbound.data.readers.generators import generate
 from batchbound.models.formulations.linear_files import read_mps
+from batchbound.models.programme import SilentHighs
 from batchbound.solvers.backends.linear import solve_linear
 from batchbound.solvers.result import Limits
 from batchbound.solvers.solve import solve
 
 pytestmark = pytest.mark.usefixtures("solve_here")
-TINY = ["table3:0:5", "--slots", "2", "--cost", "paper"]
+TINY = ["table3:0:5", "--slots", "2"]
 
 
 @pytest.mark.parametrize("formulation", mostly_slow(["repaired", "slot-free"], fast=["slot-free"]))
@@ -83,5 +85,25 @@ def test_a_model_is_replaced_where_that_is_said(tmp_path: Path, capsys: pytest.C
 
 
 def test_another_kind_of_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["export", *TINY, "-o", str(tmp_path / "model.lp")]) == 2
-    assert "Name a .mps file" in capsys.readouterr().err
+    assert main(["export", *TINY, "-o", str(tmp_path / "model.xml")]) == 2
+    assert "Name a .mps or .lp file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("formulation", ["literal", "packing"])
+def test_an_lp_file_is_the_same_model_with_equation_numbers_in_its_rows(
+    formulation: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = {}
+    for suffix in ("mps", "lp"):
+        file = tmp_path / f"model.{suffix}"
+        command = ["export", "table3:0:2", *TINY[1:], "--formulation", formulation, "-o", str(file)]
+        assert main(command) == 0
+        solver = SilentHighs()
+        solver.readModel(str(file))
+        solver.run()
+        size = solver.getNumRow(), solver.getNumCol()
+        values[suffix] = (*size, pytest.approx(solver.getInfo().objective_function_value))
+    assert values["mps"] == values["lp"]
+    rows = re.findall(r"^ (eq\d+)_[\d_]+: ", (tmp_path / "model.lp").read_text(), re.MULTILINE)
+    assert set(rows) >= ({"eq26", "eq27", "eq28"} if formulation == "packing" else {"eq2", "eq4", "eq12"})
+    assert "HiGHS" not in capsys.readouterr().out

@@ -9,12 +9,16 @@ import numpy as np
 import pytest
 from builders import UNIT, problem_of
 
+from batchbound.data.costs.cost import CostModel
 from batchbound.data.fleet import Fleet
 from batchbound.data.problem import Problem
 from batchbound.data.trace import Trace
-from batchbound.gain import Gain, gain_and_plan, gain_of
+from batchbound.gain import Course, Gain, gain_and_plan, gain_of, gain_of_fleet
+from batchbound.heuristics.fleet.simulation import simulate_fleet
 from batchbound.heuristics.simulate import simulate
 from batchbound.screen.gain import gain_lines
+
+PRICED = CostModel(prefill_base=0.7, prefill_per_token=0.03, decode_base=0.4, decode_per_slot=0.05)
 
 
 def two_slots() -> Problem:
@@ -69,6 +73,66 @@ def test_all_seconds_are_on_the_clock_of_the_run() -> None:
 
 def test_a_run_that_served_nothing_gained_nothing() -> None:
     assert gain_of(Fleet.of(two_slots(), 1), Trace.empty(2)) is None
+
+
+def two_replicas() -> Fleet:
+    """Return two short requests and a long one on two replicas of a slot each."""
+    return Fleet.of(problem_of([1, 1, 1], [1, 1, 4], 1, UNIT), 2)
+
+
+@pytest.mark.parametrize("times", [1.0, 3.0])
+def test_replicas_end_with_the_same_four_lines(times: float) -> None:
+    # First come: a short one on each replica (1 + 1), then the long one on the first (1 + 4): 7 s.
+    # The long one alone and both short ones on the other: 5 s, which is what the long one takes anyway.
+    fleet = two_replicas()
+    run = simulate_fleet(fleet, np.array([1, 1, 0]), backoff=False)
+    traces = [slower(trace, times) for trace in run.traces]
+    found = gain_of_fleet(fleet, traces, costs=[UNIT, UNIT])
+    assert found is not None
+    assert found.first_come == Course(7.0 * times, 5, 2)
+    assert found.this_run == Course(5.0 * times, 4, 1)
+    assert found.known == found.this_run
+    assert found.least == pytest.approx(5.0 * times)
+    lines = gain_lines(found, "M", None)
+    assert lines[0] == "3 prompts, 2 at a time on 2 replicas, M"
+    assert [line[2:26].strip() for line in lines[1:5]] == [
+        "first come, first served",
+        "this run",
+        "lengths known beforehand",
+        "least possible",
+    ]
+    assert lines[5] == "  steps and stages of the replica that ends last"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_least_of_replicas_is_below_every_way_to_serve_the_job(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    problem = problem_of(
+        rng.integers(1, 9, 6).tolist(), rng.integers(1, 7, 6).tolist(), int(rng.integers(1, 3)), PRICED
+    )
+    fleet = Fleet.of(problem, 2)
+    runs = [
+        simulate_fleet(fleet, np.array([mask >> k & 1 for k in range(6)]), backoff=False)
+        for mask in range(64)
+    ]
+    best = min(run.makespan for run in runs)
+    found = gain_of_fleet(fleet, runs[seed].traces, costs=[PRICED, PRICED])
+    assert found is not None
+    assert found.known is not None
+    assert 0 < found.least <= best * (1 + 1e-9)
+    assert found.least <= found.known.seconds <= min(found.first_come.seconds, found.this_run.seconds)
+
+
+def test_nothing_is_proven_of_replicas_that_may_share_beginnings() -> None:
+    fleet = two_replicas()
+    found = gain_of_fleet(fleet, simulate_fleet(fleet, None).traces, shared=True, costs=[UNIT, UNIT])
+    assert found is not None
+    assert found.above_least is None
+    assert gain_lines(found, "M", None)[4].endswith("nothing is proven")
+
+
+def test_a_fleet_that_served_nothing_gained_nothing() -> None:
+    assert gain_of_fleet(two_replicas(), [Trace.empty(1), Trace.empty(1)]) is None
 
 
 def test_lengths_that_came_out_count_and_not_those_planned() -> None:
