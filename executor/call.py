@@ -117,8 +117,6 @@ class Call:
         given: tuple[range, ...],
     ) -> Completion:
         """Return a finished completion."""
-        left = self.partial[index]
-        given = (*(left.given if left else ()), *given)
         most = self.asked[index].logprobs
         return Completion(
             int(self.position[index]),
@@ -130,9 +128,13 @@ class Call:
             tuple(each.likeliest[:most] for each in told) if told and most else None,
             self.sample(index),
             self.versions(index, tokens),
-            given,
+            self._given(index, given),
             None if self.asked[index].greedy else self.asked[index].seed,
         )
+
+    def _given(self, index: int, given: tuple[range, ...]) -> tuple[range, ...]:
+        left = self.partial[index]
+        return (*left.given, *given) if left else given
 
     def told(
         self,
@@ -168,6 +170,7 @@ class Call:
         told: tuple[TokenLogprob, ...] | None,
         given: tuple[range, ...],
         name: str,
+        waiting: bool,
     ) -> Partial:
         """Return an unfinished completion as a prompt of a later call."""
         return Partial(
@@ -179,6 +182,7 @@ class Call:
             self.versions(index, tokens),
             replace(self.asked[index], n=1),
             int(self.most[index]),
-            given,
+            self._given(index, given),
             name,
+            waiting,
         )

@@ -260,7 +260,7 @@ class LLM:
         prompts: Iterable[Prompt],
         sampling: Sampling | Sequence[Sampling] | None = None,
         *,
-        max_tokens: int | Sequence[int] = DEFAULT_MAX_TOKENS,
+        max_tokens: int | Sequence[int] | None = None,
         expected_tokens: Sequence[int] | None = None,
         log_probabilities: bool | LogprobsMode = False,
         chat_options: Mapping[str, Any] | None = None,
@@ -277,9 +277,9 @@ class LLM:
             returns None to end the completion, or a future of the tokens to append, such as a tool's result
             in the chat template. No tokens end it, too. They must leave room for one drawn token.
         prompts, sampling, expected_tokens, log_probabilities, chat_options
-            As for :meth:`generate`, without unfinished completions of an earlier call.
+            As for :meth:`generate`, with :attr:`unfinished` completions of conversations, too.
         max_tokens
-            Most tokens of all turns and tool results together.
+            Most tokens of all turns and tool results together; by default 256.
 
         Raises
         ------
@@ -288,8 +288,6 @@ class LLM:
         """
         asked = sampling, dict[str, Any](), log_probabilities
         call = self._call(prompts, asked, max_tokens, expected_tokens, chat_options or {})
-        if any(call.partial):
-            raise ValueError("an unfinished completion of an earlier call has no turns: pass it to generate")
         call.version = self._new_version()
         return self._generate(call, expected_tokens is not None, None, None, next_turn)
 

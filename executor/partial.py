@@ -133,6 +133,8 @@ class Partial:
         Index ranges of tokens that a tool returned.
     name
         Name of its random stream.
+    waiting
+        True if its tool has not answered; ``next_turn`` is then called again.
     """
 
     index: int
@@ -145,3 +147,4 @@ class Partial:
     max_tokens: int
     given: tuple[range, ...]
     name: str = field(repr=False)
+    waiting: bool = False

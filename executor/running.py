@@ -165,9 +165,10 @@ class Running:
     def stop(self, requests: Sequence[int]) -> tuple[Partial, ...]:
         """End unfinished requests; return them as they are."""
         left = [index for index in requests if not self._done[index]]
+        partials = tuple(self._unfinished(index) for index in left)
         self._turns.stop(left)
         self._done[left] = self._cancelled[requests] = True
-        return tuple(self._unfinished(index) for index in left)
+        return partials
 
     def end(self) -> tuple[Served | None, tuple[Partial, ...]]:
         """Return what has run, and the unfinished completions."""
@@ -202,7 +203,8 @@ class Running:
         given = self._turns.given.get(index, ())
         name = str(self._problem.workload.ids[index]).rpartition(STREAM)[2]
         tokens = tuple(self._engine.answers[index])
-        return self.call.unfinished(index, tokens, self._told(index, given), given, name)
+        told, waiting = self._told(index, given), self._turns.waits(index)
+        return self.call.unfinished(index, tokens, told, given, name, waiting)
 
     def _told(self, index: int, given: tuple[range, ...]) -> Any:
         recorder = self._rule.recorder if isinstance(self._rule, MixedSampler) else None

@@ -71,9 +71,14 @@ class Conversations:
         self._ended: list[_Turn] = []
         # Time and tokens at the begin of each completion's turn.
         self._begins: list[tuple[float, int]] = []
+        self._over: list[int] = []
         self.extend()
         self.given: dict[int, tuple[range, ...]] = {}
         """Index ranges of the tool results in each completion."""
+
+    def waits(self, request: int) -> bool:
+        """Return whether a completion waits for its tool."""
+        return request in self._asked
 
     @property
     def pending(self) -> bool:
@@ -90,6 +95,20 @@ class Conversations:
         new = range(len(self._begins), len(self._engine.answers))
         time = self._engine.time if new.start else 0.0
         self._begins += [(time, len(self._engine.answers[at])) for at in new]
+        for request in new:
+            left = self._call.partial[request]
+            if left is not None and left.waiting:
+                self._ask_again(request)
+
+    def _ask_again(self, request: int) -> None:
+        """Call the tool of a continued completion, which waits meanwhile."""
+        run = self._execution
+        run.admit()
+        run.state.waiting[request] = False
+        cast("QueuedPolicy", run.policy).queue.take([request])
+        if not self._asks(request, run.engine.time):
+            run.end(request, run.engine.time)
+            self._over.append(request)
 
     def stop(self, requests: Sequence[int]) -> None:
         """End completions that run, wait, or wait for a tool."""
@@ -112,26 +131,35 @@ class Conversations:
         self._keep(request)
         if self._next_turn is None:
             return False
-        position, tokens = int(self._call.position[request]), tuple(self._engine.answers[request])
-        future = self._next_turn(position, tokens)
-        if future is None:
+        if not self._asks(request, float(self._execution.finished[request])):
             self._engine.end_turns(request)
             return False
-        self._asked[request] = future, float(self._execution.finished[request])
         self._execution.pause(request)
-        future.add_done_callback(lambda _: self._answered.put(request))
         return True
+
+    def _asks(self, request: int, since: float) -> bool:
+        """Call the tool of an ended turn; return False if there is none."""
+        if self._next_turn is None:
+            raise ValueError("an unfinished completion waits for its tool: continue it with next_turn")
+        position, tokens = int(self._call.position[request]), tuple(self._engine.answers[request])
+        future = self._next_turn(position, tokens)
+        if future is not None:
+            self._asked[request] = future, since
+            future.add_done_callback(lambda _: self._answered.put(request))
+        return future is not None
 
     def _resume(self, request: int, tokens: list[int]) -> None:
         """Let a completion continue after some more tokens."""
         self._begins[request] = self._engine.time, len(self._engine.answers[request]) + len(tokens)
         self._engine.give(request, tokens)
         cast("QueuedPolicy", self._execution.policy).queue.put_back([request])
-        self._execution.resume(request, len(tokens) + 1)
+        # The turn before drew its last token without a decode step.
+        before = self._execution.stage_of[request] >= 0
+        self._execution.resume(request, len(tokens) + int(before))
 
     def answered(self, *, wait: bool) -> list[int]:
         """Continue completions with finished tool calls; return ended ones."""
-        over, run = [], self._execution
+        over, self._over, run = self._over, [], self._execution
         while self._asked:
             try:
                 request = self._answered.get(block=wait)

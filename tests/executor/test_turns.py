@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the engine extra is not installed")
 
+from batchbound.data.readers.sampling import Sampling
 from batchbound.executor.llm import LLM
 from batchbound.executor.partial import Until
 
@@ -53,8 +54,6 @@ def answered_once(llm: LLM, pool: ThreadPoolExecutor, *, of: int = 0, waits: boo
 
 @pytest.mark.parametrize("how", [{}, {"temperature": 0.8, "seed": 3, "repetition_penalty": 1.2}])
 def test_a_turn_goes_on_as_from_one_prompt(llm: LLM, pool: ThreadPoolExecutor, how: dict[str, Any]) -> None:
-    from batchbound.data.readers.sampling import Sampling
-
     asked = Sampling(**how)
     plain = {one.index: one for one in llm.generate(PROMPTS, asked, max_tokens=60)}
     found = {
@@ -182,3 +181,49 @@ def test_what_a_tool_raises_reaches_the_caller(llm: LLM, pool: ThreadPoolExecuto
 
     with pytest.raises(OSError, match="no such table"):
         list(llm.converse(lambda *_: pool.submit(broken), PROMPTS, max_tokens=60))
+
+
+@pytest.mark.parametrize("when", [0, 1, 3, 5, 8])
+@pytest.mark.parametrize("how", [{}, {"temperature": 1.0, "seed": 5}], ids=["greedy", "drawn"])
+def test_conversations_go_on_in_a_later_call(llm: LLM, when: int, how: dict[str, Any]) -> None:
+    # Each turn of up to nine tokens calls a tool, thrice at most; the last tool waits while the call ends.
+    asked = Sampling(**how, stop_token_ids=tuple(range(97, 110)), logprobs=0)
+    calls: list[tuple[int, ...]] = []
+    stopped = False
+
+    def next_turn(position: int, tokens: tuple[int, ...]) -> Future[Any] | None:
+        if tokens.count(32) >= 9:
+            return None
+        calls.append(tokens)
+        tool: Future[Any] = Future()
+        if not stopped or len(calls) < when:
+            tool.set_result([32, 32, 32 + len(tokens) % 5])
+        return tool
+
+    engine = LLM(llm.model, llm.tokenizer, slots=2)
+    whole = {one.index: one for one in engine.converse(next_turn, PROMPTS, asked, max_tokens=40)}
+    assert any(len(one.given) > 1 for one in whole.values())
+    calls.clear()
+    stopped, first = True, dict[int, Any]()
+    engine = LLM(llm.model, llm.tokenizer, slots=2)
+    rollouts = engine.start(next_turn)
+    rollouts.submit(PROMPTS, asked, max_tokens=40)
+    while len(calls) < when:
+        first |= {one.index: one for one in rollouts.step()}
+    rollouts.close()
+    stopped = False
+    left = engine.unfinished
+    assert len(first) + len(left) == len(PROMPTS)
+    assert any(part.waiting for part in left) == bool(when)
+    later = {left[one.index].index: one for one in engine.converse(next_turn, left)}
+    for index, one in whole.items():
+        again = later.get(index, first.get(index))
+        assert again is not None
+        assert again.completion_ids == one.completion_ids
+        assert again.given == one.given
+        assert again.log_probabilities == pytest.approx(one.log_probabilities, abs=1e-4)
+        assert again.finish_reason == one.finish_reason
+    assert (engine.report().run_gap or 0) >= 0
+    if when:
+        with pytest.raises(ValueError, match="waits for its tool"):
+            list(engine.generate(left))
