@@ -1,5 +1,5 @@
 // What a decode step computes between its matrix products, on a CPU: attention of one token a row over rows of
-// any lengths, the writing of its keys and values, norms and rotary embeddings, each in one call.
+// any lengths, the writing of its keys and values, norms, rotary embeddings and gates, each in one call.
 //
 // Numbers are kept in T, and computed in C: float for bfloat16 and float, double for double. Attention may ask in
 // another type, Q, than keys and values have.
@@ -11,20 +11,10 @@
 #include <cstring>
 #include <vector>
 
+#include "host_tile.hpp"
+
 namespace {
 
-struct bf16 {
-    uint16_t bits;
-};
-
-inline float wide(float x) { return x; }
-inline double wide(double x) { return x; }
-inline float wide(bf16 x) {
-    uint32_t bits = uint32_t(x.bits) << 16;
-    float y;
-    std::memcpy(&y, &bits, 4);
-    return y;
-}
 inline void narrow(float x, float* out) { *out = x; }
 inline void narrow(double x, double* out) { *out = x; }
 inline void narrow(float x, bf16* out) {
@@ -81,18 +71,95 @@ struct Layout {
     }
 };
 
+// What rows have attended to before their own columns: sums of values, their weight, and the largest score.
+template <typename C>
+struct Before {
+    int64_t heads;
+    std::vector<C> sums, top, weight;
+    std::vector<int64_t> begin;
+};
+
+// Queries that attend together to columns that their rows share.
+template <typename C>
+constexpr int64_t together = 2 * lanes<C>;
+template <typename C>
+constexpr int64_t FEWEST = lanes<C> / 2;  // for fewer a row at a time is as fast
+
+// Queries [from, from + count) of some rows attend to columns together: a vector holds one number of several.
+template <typename Q, typename T, typename C>
+void attend_shared(const Q* query, const T* keys, const T* values, const Layout& kl, const Layout& vl,
+                   const int64_t* members, int64_t from, int64_t count, int64_t head, int64_t group, int64_t ks,
+                   int64_t vs, int64_t begin, int64_t end, C scale, Before<C>& before, std::vector<C>& room) {
+    constexpr int64_t W = together<C>;
+    const int64_t padded = (vs + STRIP - 1) / STRIP * STRIP;
+    room.assign(ks * W + padded * W + CHUNK * W + CHUNK * std::max(ks, padded), C(0));
+    C *asked = room.data(), *sums = asked + ks * W, *scores = sums + padded * W, *panel = scores + CHUNK * W;
+    C top[W], weight[W], fade[W];
+    int64_t places[CHUNK];
+    auto place = [&](int64_t q) {
+        return members[(from + q) / group] * before.heads + head * group + (from + q) % group;
+    };
+    for (int64_t q = 0; q < W; q++) {
+        top[q] = q < count ? before.top[place(q)] : C(-INFINITY);
+        weight[q] = q < count ? before.weight[place(q)] : C(0);
+        if (q >= count) continue;
+        for (int64_t i = 0; i < ks; i++) asked[i * W + q] = wide(query[place(q) * ks + i]) * scale;
+        for (int64_t i = 0; i < vs; i++) sums[i * W + q] = before.sums[place(q) * vs + i];
+    }
+    for (int64_t first = begin; first < end; first += CHUNK) {
+        const int64_t columns = std::min<int64_t>(CHUNK, end - first);
+        kl.places(members[0], first, columns, places);
+        for (int64_t c = 0; c < columns; c++)
+            for (int64_t i = 0; i < ks; i++) panel[c * ks + i] = wide(keys[head * kl.head_step + places[c] + i]);
+        std::fill(scores, scores + CHUNK * W, C(0));
+        for (int64_t c = 0; c < columns; c += STRIP)
+            tile<C, 2, STRIP>(panel + c * ks, ks, 1, asked, W, ks, scores + c * W);
+        for (int64_t q = 0; q < W; q++) fade[q] = top[q];
+        for (int64_t c = 0; c < columns; c++)
+            for (int64_t q = 0; q < W; q++) top[q] = scores[c * W + q] > top[q] ? scores[c * W + q] : top[q];
+        for (int64_t q = 0; q < W; q++) {
+            fade[q] = exponential(fade[q] - top[q]);
+            weight[q] *= fade[q];
+        }
+        for (int64_t c = 0; c < columns; c++)
+            for (int64_t q = 0; q < W; q++) {
+                scores[c * W + q] = exponential(scores[c * W + q] - top[q]);
+                weight[q] += scores[c * W + q];
+            }
+        for (int64_t i = 0; i < padded; i++)
+            for (int64_t q = 0; q < W; q++) sums[i * W + q] *= fade[q];
+        vl.places(members[0], first, columns, places);
+        for (int64_t c = 0; c < columns; c++)
+            for (int64_t i = 0; i < vs; i++)
+                panel[c * padded + i] = wide(values[head * vl.head_step + places[c] + i]);
+        for (int64_t i = 0; i < padded; i += STRIP)
+            tile<C, 2, STRIP>(panel + i, 1, padded, scores, W, columns, sums + i * W);
+    }
+    for (int64_t q = 0; q < count; q++) {
+        before.top[place(q)] = top[q];
+        before.weight[place(q)] = weight[q];
+        for (int64_t i = 0; i < vs; i++) before.sums[place(q) * vs + i] = sums[i * W + q];
+    }
+}
+
 // One row's key-value heads [head, head + heads), a chunk of columns at a time for all of them: what lies next to one
 // another is read at once.
 template <typename Q, typename T, typename C, int SIZE>
 void attend_heads(const Q* query, const T* keys, const T* values, Q* output, const Layout& kl, const Layout& vl,
                   int64_t row, int64_t head, int64_t heads, int64_t group, int64_t key_size, int64_t value_size,
-                  int64_t begin, int64_t end, C scale, std::vector<C>& room) {
+                  int64_t begin, int64_t end, C scale, const Before<C>& before, std::vector<C>& room) {
     const int64_t ks = SIZE ? SIZE : key_size, vs = SIZE ? SIZE : value_size, all = heads * group;
     room.assign(all * (ks + vs + 2) + group * CHUNK, C(0));
     C *asked = room.data(), *sums = asked + all * ks, *top = sums + all * vs, *weight = top + all;
     C* scores = weight + all;
     for (int64_t i = 0; i < all * ks; i++) asked[i] = wide(query[i]) * scale;
     std::fill(top, top + all, C(-INFINITY));
+    if (!before.top.empty()) {
+        const int64_t from = row * before.heads + head * group;
+        std::copy_n(before.sums.data() + from * vs, all * vs, sums);
+        std::copy_n(before.top.data() + from, all, top);
+        std::copy_n(before.weight.data() + from, all, weight);
+    }
     int64_t key_at[CHUNK], value_at[CHUNK];
     for (int64_t first = begin; first < end; first += CHUNK) {
         const int64_t count = std::min<int64_t>(CHUNK, end - first);
@@ -142,33 +209,61 @@ void attend_heads(const Q* query, const T* keys, const T* values, Q* output, con
 
 template <typename Q, typename T, typename C>
 void attend(const Q* query, const T* keys, const T* values, Q* output, const int64_t* positions,
-            const int64_t* table, const int64_t* n, double scale) {
+            const int64_t* table, const int64_t* shared, const int64_t* n, double scale) {
+    // shared: for each of n[15] groups of rows its first column, the column after its last one, its rows' number and
+    // its rows. A row's groups come in the order of their columns, begin at 0, and have fewer and fewer rows.
     const int64_t rows = n[0], heads = n[1], kv_heads = n[2], key_size = n[3], value_size = n[4], window = n[5];
     const Layout kl{table, n[6], n[7], n[8], n[9], n[10]}, vl{table, n[6], n[7], n[11], n[12], n[13]};
     const int64_t group = heads / kv_heads, threads = n[14];
     // Fewer rows than threads: each head is a thread's own.
-    const int64_t at_once = rows < threads ? 1 : kv_heads;
+    const int64_t at_once = rows < threads ? 1 : kv_heads, groups = window > 0 ? 0 : n[15];
+    Before<C> before{heads, {}, {}, {}, std::vector<int64_t>(rows, 0)};
+    if (groups) {
+        before.sums.assign(rows * heads * value_size, C(0));
+        before.top.assign(rows * heads, C(-INFINITY));
+        before.weight.assign(rows * heads, C(0));
+    }
+    const int64_t* at = shared;
+    for (int64_t g = 0; g < groups; g++) {
+        for (int64_t m = 0; m < at[2]; m++)
+            if (at[2] * group >= FEWEST<C>) before.begin[at[3 + m]] = at[1];
+        at += 3 + at[2];
+    }
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
         std::vector<C> room;
+        const int64_t* next = shared;
+        for (int64_t g = 0; g < groups; g++) {
+            const int64_t first = next[0], last = next[1], members = next[2], *member = next + 3;
+            next = member + members;
+            const int64_t queries = members * group, parts = (queries + together<C> - 1) / together<C>;
+            if (queries < FEWEST<C>) continue;
+#pragma omp for collapse(2) schedule(dynamic)
+            for (int64_t part = 0; part < parts; part++)
+                for (int64_t head = 0; head < kv_heads; head++) {
+                    const int64_t from = part * together<C>, count = std::min(together<C>, queries - from);
+                    attend_shared<Q, T, C>(query, keys, values, kl, vl, member, from, count, head, group, key_size,
+                                           value_size, first, last, C(scale), before, room);
+                }
+        }
 #pragma omp for collapse(2) schedule(dynamic)
         for (int64_t row = 0; row < rows; row++)
             for (int64_t head = 0; head < kv_heads; head += at_once) {
                 const int64_t end = positions[row] + 1;
-                const int64_t begin = window > 0 ? std::max<int64_t>(0, end - window) : 0;
+                const int64_t begin = window > 0 ? std::max<int64_t>(0, end - window) : before.begin[row];
                 const Q* asked = query + (row * heads + head * group) * key_size;
                 Q* result = output + (row * heads + head * group) * value_size;
                 const int size = key_size == value_size ? int(key_size) : 0;
 #define CASE(S)                                                                                            \
     case S:                                                                                                \
         attend_heads<Q, T, C, S>(asked, keys, values, result, kl, vl, row, head, at_once, group, key_size, \
-                                 value_size, begin, end, C(scale), room);                                  \
+                                 value_size, begin, end, C(scale), before, room);                          \
         break;
                 switch (size) {
                     CASE(16) CASE(32) CASE(64) CASE(128)
                     default:
                         attend_heads<Q, T, C, 0>(asked, keys, values, result, kl, vl, row, head, at_once, group,
-                                                 key_size, value_size, begin, end, C(scale), room);
+                                                 key_size, value_size, begin, end, C(scale), before, room);
                 }
 #undef CASE
             }
@@ -240,8 +335,9 @@ void rotate(const T* states, T* output, const T* cosines, const T* sines, const 
 
 #define EXPORT_KV(NAME, Q, T, C)                                                                             \
     extern "C" void attend_##NAME(const Q* q, const T* k, const T* v, Q* out, const int64_t* positions,      \
-                                  const int64_t* table, const int64_t* n, double scale) {                    \
-        attend<Q, T, C>(q, k, v, out, positions, table, n, scale);                                           \
+                                  const int64_t* table, const int64_t* shared, const int64_t* n,             \
+                                  double scale) {                                                            \
+        attend<Q, T, C>(q, k, v, out, positions, table, shared, n, scale);                                   \
     }                                                                                                        \
     extern "C" void keep_##NAME(const Q* states, T* buffer, const int64_t* positions, const int64_t* table,  \
                                 const int64_t* n) {                                                          \

@@ -28,6 +28,7 @@ from .kernels import Held, agree, masked
 _LOG = logging.getLogger(__name__)
 
 _SOURCES = tuple(Path(__file__).with_name(name) for name in ("host_kernels.cpp", "host_products.cpp"))
+_HEADER = Path(__file__).with_name("host_tile.hpp")
 _FLAGS = (
     "-O3",
     "-march=native",
@@ -55,16 +56,30 @@ class UnfitError(Exception):
     """Error of functions that do not build, or compute wrongly."""
 
 
+class SharedColumns(NamedTuple):
+    """Groups of rows whose columns are the same pages.
+
+    groups: Number of groups.
+    numbers: Of each group its first column, the one after its last, its number of rows, and these rows; int64.
+        A row's groups follow one another from column 0; each is part of the one before.
+    """
+
+    groups: int
+    numbers: torch.Tensor
+
+
 class Rows(NamedTuple):
     """Places of rows in a buffer, and of their coming tokens.
 
     positions: Column of each row's coming token, int64, shape (rows,), contiguous.
     table: Blocks of each row, int64, shape (rows, blocks); None if a row is contiguous.
+    shared: Columns that several rows hold in the same pages, which are read once for all of them.
     """
 
     positions: torch.Tensor
     table: torch.Tensor | None = None
     block: int = 1
+    shared: SharedColumns | None = None
 
 
 class HostKernels:
@@ -75,7 +90,7 @@ class HostKernels:
         pointer, number = ctypes.c_void_p, ctypes.c_int64
         products = {dtype: _NAMES[dtype] for dtype in (torch.float32, torch.bfloat16)}
         takes: tuple[tuple[str, list[Any], dict[Any, str]], ...] = (
-            ("attend", [pointer] * 7 + [ctypes.c_double], _KV_NAMES),
+            ("attend", [pointer] * 8 + [ctypes.c_double], _KV_NAMES),
             ("keep", [pointer] * 5, _KV_NAMES),
             ("norm", [pointer] * 3 + [number, number, ctypes.c_double, number], _NAMES),
             ("rotate", [pointer] * 5, _NAMES),
@@ -113,10 +128,12 @@ class HostKernels:
         numbers = (
             count, heads, keys.shape[1], size, values.shape[-1], window or 0,
             *_blocks(rows), *_steps(keys, rows), *_steps(values, rows), torch.get_num_threads(),
+            0 if rows.shared is None else rows.shared.groups,
         )  # fmt: skip
         self._functions["attend", (query.dtype, keys.dtype)](
             query.data_ptr(), keys.data_ptr(), values.data_ptr(), output.data_ptr(),
-            rows.positions.data_ptr(), _pointer(rows.table), _array(numbers),
+            rows.positions.data_ptr(), _pointer(rows.table),
+            None if rows.shared is None else rows.shared.numbers.data_ptr(), _array(numbers),
             size**-0.5 if scale is None else scale,
         )  # fmt: skip
         return output
@@ -237,7 +254,7 @@ def _library(compiler: str) -> Path:
     # Torch's own threads, where it brings them along: a second pool would fight with them.
     openmp = next(Path(torch.__file__).with_name("lib").glob("libgomp*.so*"), None)
     threads = [] if openmp is None else [str(openmp), f"-Wl,-rpath,{openmp.parent}"]
-    source = b"\0".join(path.read_bytes() for path in _SOURCES)
+    source = b"\0".join(path.read_bytes() for path in (*_SOURCES, _HEADER))
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=_BUILD_SECONDS)
     parts = (source, version.stdout, " ".join((*_FLAGS, *threads)).encode(), machine_name().encode())
     name = hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]

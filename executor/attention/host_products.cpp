@@ -9,69 +9,33 @@
 #include <cstring>
 #include <vector>
 
+#include "host_tile.hpp"
+
 namespace {
 
-#if defined(__AVX512F__)
-constexpr int LANES = 16, PANEL = 12;
-#else
-constexpr int LANES = 8, PANEL = 6;
-#endif
+constexpr int LANES = lanes<float>;
 constexpr int64_t DEPTH = 1024;  // inputs of a widened panel: it stays in the first caches
 constexpr int64_t ROWS = 256;    // transposed at a time: they stay in the second cache
-typedef float vec __attribute__((vector_size(LANES * 4)));
 typedef uint16_t halves __attribute__((vector_size(LANES * 2)));
 typedef uint32_t words __attribute__((vector_size(LANES * 4)));
 
-struct bf16 {
-    uint16_t bits;
-};
-inline vec load(const float* p) {
-    vec v;
-    std::memcpy(&v, p, sizeof v);
-    return v;
-}
-inline vec load(const bf16* p) {
+inline vec<float> load(const bf16* p) {
     halves h;
     std::memcpy(&h, p, sizeof h);
     words w = __builtin_convertvector(h, words) << 16;
-    vec v;
+    vec<float> v;
     std::memcpy(&v, &w, sizeof v);
     return v;
-}
-inline float wide(float x) { return x; }
-inline float wide(bf16 x) {
-    uint32_t bits = uint32_t(x.bits) << 16;
-    float y;
-    std::memcpy(&y, &bits, 4);
-    return y;
 }
 
 template <typename T>
 void widen(const T* from, float* to, int64_t count) {
     int64_t i = 0;
     for (; i + LANES <= count; i += LANES) {
-        const vec v = load(from + i);
+        const vec<float> v = load(from + i);
         std::memcpy(to + i, &v, sizeof v);
     }
     for (; i < count; i++) to[i] = wide(from[i]);
-}
-
-// sums (OUTPUTS, width) += panel (OUTPUTS, step) x columns (depth, width), for VECTORS vectors of rows.
-template <int VECTORS, int OUTPUTS>
-void tile(const float* panel, int64_t step, const float* columns, int64_t width, int64_t depth, float* sums) {
-    vec total[OUTPUTS][VECTORS];
-    for (int o = 0; o < OUTPUTS; o++)
-        for (int v = 0; v < VECTORS; v++) total[o][v] = load(sums + o * width + v * LANES);
-    for (int64_t k = 0; k < depth; k++) {
-        vec in[VECTORS];
-        for (int v = 0; v < VECTORS; v++) in[v] = load(columns + k * width + v * LANES);
-        for (int o = 0; o < OUTPUTS; o++) {
-            const vec weight = panel[o * step + k] - vec{};
-            for (int v = 0; v < VECTORS; v++) total[o][v] += weight * in[v];
-        }
-    }
-    for (int o = 0; o < OUTPUTS; o++)
-        for (int v = 0; v < VECTORS; v++) std::memcpy(sums + o * width + v * LANES, &total[o][v], sizeof(vec));
 }
 
 template <typename T>
@@ -99,8 +63,8 @@ void many(const float* inputs, const T* weights, const float* bias, float* outpu
                 const float* part = columns + first * width;
                 int64_t at = 0;
                 for (; at + 2 * LANES <= width; at += 2 * LANES)
-                    tile<2, PANEL>(panel, DEPTH, part + at, width, depth, sums + at);
-                if (at < width) tile<1, PANEL>(panel, DEPTH, part + at, width, depth, sums + at);
+                    tile<float, 2, PANEL>(panel, DEPTH, 1, part + at, width, depth, sums + at);
+                if (at < width) tile<float, 1, PANEL>(panel, DEPTH, 1, part + at, width, depth, sums + at);
             }
             for (int64_t row = 0; row < rows; row++)
                 for (int64_t o = 0; o < wanted; o++)
@@ -109,7 +73,7 @@ void many(const float* inputs, const T* weights, const float* bias, float* outpu
     }
 }
 
-inline float total(vec v) {
+inline float total(vec<float> v) {
     float lanes[LANES];
     std::memcpy(lanes, &v, sizeof v);
     for (int half = LANES / 2; half; half /= 2)
@@ -126,12 +90,12 @@ void few(const float* inputs, const T* weights, const float* bias, float* output
     for (int64_t begin = 0; begin < count; begin += AT_ONCE) {
         const T* weight[AT_ONCE];
         for (int o = 0; o < AT_ONCE; o++) weight[o] = weights + std::min(begin + o, count - 1) * size;
-        vec sums[AT_ONCE][COUNT] = {};
+        vec<float> sums[AT_ONCE][COUNT] = {};
         for (int64_t k = 0; k < whole; k += LANES) {
-            vec in[COUNT];
+            vec<float> in[COUNT];
             for (int r = 0; r < COUNT; r++) in[r] = load(inputs + r * size + k);
             for (int o = 0; o < AT_ONCE; o++) {
-                const vec w = load(weight[o] + k);
+                const vec<float> w = load(weight[o] + k);
                 for (int r = 0; r < COUNT; r++) sums[o][r] += w * in[r];
             }
         }

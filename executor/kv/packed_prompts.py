@@ -71,7 +71,8 @@ class PackedAttention:
             (part.begin + at, part.row, part.offset + at) for part in segments for at in range(part.tokens)
         ]
         at, rows, positions = torch.tensor(places, device=self._decoder.device).T.contiguous()
-        return at, Rows(positions, self._store.table[rows], 1)
+        shared = self._store.shared_columns(rows.tolist())
+        return at, Rows(positions, self._store.table[rows], 1, shared)
 
     def attend(self, call: AttentionCall, window: int | None) -> torch.Tensor:
         """Return a layer's output, shape (1, tokens, heads, head size)."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..attention.host_kernels import HostKernels, Rows
+from ..attention.host_kernels import HostKernels, Rows, SharedColumns
 from .store import KeyValueStore, Path, StoreLayer, untouched_zeros
 
 
@@ -127,6 +127,7 @@ class PagedSlots(KeyValueStore):
         # Rows out of use that fill a captured decode step up write to the last page, which is no one's.
         self.table = torch.full((slots, columns), self.pages, dtype=torch.int64, device=device)
         """Pages of each row, shape (slots, columns)."""
+        self._shared_columns: SharedColumns | None = None
         self._rows = self._positions = torch.empty(0, dtype=torch.int64)
         self._targets: torch.Tensor | None = None
         self._paged_layers = [PagedLayer(self, window) for window in sliding_windows]
@@ -147,7 +148,25 @@ class PagedSlots(KeyValueStore):
     @property
     def held(self) -> Rows:
         """Places of the rows, and of their next tokens."""
-        return Rows(self._positions, self.table, 1)
+        if self._shared_columns is None:
+            self._shared_columns = self.shared_columns(range(self.rows))
+        return Rows(self._positions, self.table, 1, self._shared_columns)
+
+    def shared_columns(self, rows: Sequence[int]) -> SharedColumns:
+        """Return the beginnings that several of some rows read; a row is named by its place among them."""
+        readers: dict[_Beginning, tuple[int, list[int]]] = {}
+        for place, row in enumerate(rows):
+            begin = 0
+            for beginning in self._begins[row]:
+                readers.setdefault(beginning, (begin, []))[1].append(place)
+                begin += len(beginning.pages)
+        groups = sorted(
+            (begin, begin + len(beginning.pages), len(places), *places)
+            for beginning, (begin, places) in readers.items()
+            if len(places) > 1
+        )
+        numbers = [number for group in groups for number in group]
+        return SharedColumns(len(groups), torch.tensor(numbers, dtype=torch.int64))
 
     def begin_steps(self, positions: torch.Tensor, rows: torch.Tensor | None = None) -> None:
         """Set the places of the coming tokens, shape (tokens,).
@@ -184,6 +203,7 @@ class PagedSlots(KeyValueStore):
         return begins
 
     def _begin_row(self, row: int, path: Path, places: _Places) -> int:
+        self._shared_columns = None
         begin, first = 0, None
         for name, end in path:
             beginning = self._beginnings.get(name)
@@ -357,6 +377,7 @@ class PagedSlots(KeyValueStore):
 
     def move_row(self, source: int, target: int) -> None:
         """Give a wiped row the pages of another."""
+        self._shared_columns = None
         self.lengths[target], self.lengths[source] = self.lengths[source], 0
         self._own[target], self._own[source] = self._own[source], []
         self._begins[target], self._begins[source] = self._begins[source], []
@@ -364,6 +385,7 @@ class PagedSlots(KeyValueStore):
 
     def wipe_row(self, row: int) -> None:
         """Zero and free what a row alone holds."""
+        self._shared_columns = None
         pages, self._own[row] = self._own[row], []
         for beginning in self._begins[row]:
             beginning.rows -= 1

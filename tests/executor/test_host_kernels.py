@@ -17,7 +17,7 @@ from tier_cases import FAST, RAGGED, answers_of_generate, cut_short, draw_reques
 from batchbound.executor.attention import decoder as decoder_module
 from batchbound.executor.attention import host_kernels
 from batchbound.executor.attention.fused_layers import FusedLayers
-from batchbound.executor.attention.host_kernels import HostKernels, Rows, built, compiler
+from batchbound.executor.attention.host_kernels import HostKernels, Rows, SharedColumns, built, compiler
 from batchbound.executor.attention.kernels import agree
 from batchbound.executor.kv.ragged import RaggedBatch
 from batchbound.executor.models.source import load_model
@@ -101,6 +101,36 @@ def test_each_row_attends_to_the_columns_that_it_holds(
     for row in range(rows):
         expected = by_hand(query[row], states[0][row], states[1][row], window, 0.4)
         assert agree(got[row], expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [(4, 4), (9, 3), (40, 1)])
+@pytest.mark.parametrize("size", [20, 64])
+def test_columns_that_rows_share_are_attended_to_like_their_own(
+    kernels: HostKernels, dtype: Any, heads: tuple[int, int], size: int
+) -> None:
+    draw = torch.Generator().manual_seed(0)
+    # All rows share 70 columns, rows 1 to 8 the next 9, rows 2 and 3 one more: too few to be read together.
+    own = torch.arange(1, 11)
+    groups = [(0, 70, range(10)), (70, 79, range(1, 9)), (79, 80, range(2, 4))]
+    table = torch.randperm(1000, generator=draw).view(10, 100)
+    for first, end, members in groups:
+        table[list(members), first:end] = table[members[0], first:end].clone()
+    positions = 79 + own
+    query = torch.randn(10, heads[0], size, generator=draw).to(dtype)
+    keys, values = torch.randn(2, 1000, heads[1], size, generator=draw).to(dtype)
+    numbers = [number for first, end, members in groups for number in (first, end, len(members), *members)]
+    shared = SharedColumns(len(groups), torch.tensor(numbers))
+    for window in (None, 30):
+        apart, together = (
+            kernels.attend(query, keys, values, Rows(positions, table, 1, rows), window=window, scale=0.3)
+            for rows in (None, shared)
+        )
+        assert agree(together, apart)
+        assert window is None or torch.equal(together, apart)
+    keys[table[0, 3]] = float("nan")
+    rows = Rows(positions, table, 1, shared)
+    assert kernels.attend(query, keys, values, rows, window=None, scale=None).isnan().all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

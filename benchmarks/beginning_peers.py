@@ -1,0 +1,225 @@
+"""
+Jobs whose prompts share beginnings, and jobs whose prompts do not, on our engine and on vLLM, in turns.
+
+Each engine runs in a process of its own, pinned to one core with all its threads, with one thread for
+products. Seconds are of the wall from the first prompt to the last token, and of the processor, after loading
+and a short warm-up. Completions are greedy and end at an end token or at the cap. vLLM runs as it is
+installed: compiled, with its prefix cache.
+
+- ``examples``: GSM8K questions with five worked examples before each; ``system``: under one system prompt of
+  300 tokens; ``documents``: on documents of 220 tokens, six questions on each; ``texts``: on texts of 500
+  words, five on each.
+- ``questions``: GSM8K questions alone; ``long``: prompts of 1,750 tokens that share nothing.
+
+Run: ``python benchmarks/beginning_peers.py --model DIR --vllm PYTHON --core 1 --output FILE``
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of job: requests, cap of the completions, slots."""
+
+    requests: int
+    cap: int
+    slots: int
+
+
+KINDS = {
+    "examples": Kind(48, 64, 16),
+    "system": Kind(24, 16, 8),
+    "documents": Kind(60, 24, 8),
+    "texts": Kind(100, 32, 16),
+    "questions": Kind(64, 128, 32),
+    "long": Kind(8, 64, 8),
+}
+SYSTEM_TOKENS, DOCUMENT_TOKENS, TEXT_WORDS, LONG_TOKENS = 300, 220, 500, 1_750
+
+
+def prompts_of(kind: str, requests: int, folder: Path, tokenizer: Any) -> list[list[int]]:
+    """Return the token ids of a job's prompts."""
+    rows = [json.loads(line) for line in (folder / "test.jsonl").read_text(encoding="utf-8").splitlines()]
+    questions = [row["question"] for row in rows]
+    text = " ".join(f"{row['question']} {row['answer']}" for row in rows[200:])
+    ids = tokenizer.encode(text).ids
+    words = text.split()
+
+    def asked(before: list[int], at: int) -> list[int]:
+        return [*before, *tokenizer.encode(f"\n\nQuestion: {questions[at]}\nAnswer:").ids]
+
+    if kind == "questions":
+        return [asked([], at) for at in range(requests)]
+    if kind == "long":
+        return [ids[at * LONG_TOKENS : (at + 1) * LONG_TOKENS] for at in range(requests)]
+    if kind == "examples":
+        shots = "\n\n".join(f"Question: {row['question']}\nAnswer: {row['answer']}" for row in rows[100:105])
+        return [asked(tokenizer.encode(shots).ids, at) for at in range(requests)]
+    if kind == "system":
+        return [asked(ids[:SYSTEM_TOKENS], at) for at in range(requests)]
+    each = 6 if kind == "documents" else 5
+    prompts = []
+    for at in range(requests):
+        begin = at // each
+        if kind == "documents":
+            before = ids[begin * DOCUMENT_TOKENS : (begin + 1) * DOCUMENT_TOKENS]
+        else:
+            before = tokenizer.encode(" ".join(words[begin * TEXT_WORDS : (begin + 1) * TEXT_WORDS])).ids
+        prompts.append(asked(before, at))
+    return prompts
+
+
+def by_ours(folder: Path, number_format: str, job: dict[str, Any]) -> dict[str, Any]:
+    """Complete a job by ``LLM.generate``."""
+    import torch
+
+    from batchbound import LLM
+
+    torch.set_num_threads(1)
+    llm = LLM.from_pretrained(folder, dtype=number_format, device="cpu", slots=job["slots"])
+    prompts = job["prompts"]
+    list(llm.generate([prompt[:8] for prompt in prompts[:2]], temperature=0, max_tokens=4))
+    start, cpu = time.perf_counter(), time.process_time()
+    answers: list[list[int]] = [[] for _ in prompts]
+    for done in llm.generate(prompts, temperature=0, max_tokens=job["cap"]):
+        answers[done.index] = list(done.completion_ids)
+    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu
+    computed = llm.report().prompt_tokens
+    return {"seconds": seconds, "cpu_seconds": cpu_seconds, "answers": answers, "prompt_tokens": computed}
+
+
+def by_vllm(folder: Path, number_format: str, job: dict[str, Any]) -> dict[str, Any]:
+    """Complete a job by vLLM's offline engine, scheduler and worker in this process."""
+    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1"}
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(str(folder), dtype=number_format, max_num_seqs=job["slots"], max_model_len=2_048)
+
+    def generate(prompts: list[list[int]], cap: int) -> list[list[int]]:
+        settings = SamplingParams(temperature=0.0, max_tokens=cap, detokenize=False)
+        done = llm.generate([{"prompt_token_ids": ids} for ids in prompts], settings, use_tqdm=False)
+        return [list(reply.outputs[0].token_ids) for reply in done]
+
+    generate([prompt[:8] for prompt in job["prompts"][:2]], 4)
+    start, cpu = time.perf_counter(), time.process_time()
+    answers = generate(job["prompts"], job["cap"])
+    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu
+    return {"seconds": seconds, "cpu_seconds": cpu_seconds, "answers": answers}
+
+
+WAYS = {"batchbound": by_ours, "vllm": by_vllm}
+
+
+def in_its_own_process(way: str, python: str, core: int, worker: dict[str, Any], home: Path) -> Any:
+    """Run a way once, pinned to a core."""
+    order, result = home / "job.json", home / "result.json"
+    order.write_text(json.dumps(worker | {"way": way}), encoding="utf-8")
+    environment = dict(os.environ)
+    if python != sys.executable:
+        # Our packages are not its packages.
+        environment.pop("PYTHONPATH", None)
+    command = ["taskset", "-c", str(core), python, __file__, "--worker", str(order), str(result)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{way} failed:\n{done.stderr[-3000:]}")
+    return json.loads(result.read_text(encoding="utf-8"))
+
+
+def processor() -> dict[str, Any]:
+    """Return the processor's name, and whether it has bfloat16 instructions."""
+    text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    names = dict(line.split(":", 1) for line in text.split("\n\n")[0].splitlines() if ":" in line)
+    fields = {name.strip(): value.strip() for name, value in names.items()}
+    flags = fields.get("flags", "").split()
+    return {
+        "name": fields.get("model name", platform.processor()),
+        "instructions": [name for name in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if name in flags],
+    }
+
+
+def compared(results: dict[str, list[Any]], job: dict[str, Any]) -> dict[str, Any]:
+    """Return medians of each way, and how many completions are equal."""
+    row: dict[str, Any] = {}
+    for way, runs in results.items():
+        row[way] = {
+            "seconds": statistics.median(run["seconds"] for run in runs),
+            "cpu_seconds": statistics.median(run["cpu_seconds"] for run in runs),
+            "all_cpu_seconds": [run["cpu_seconds"] for run in runs],
+            "completion_tokens": sum(map(len, runs[-1]["answers"])),
+        }
+    ours = results["batchbound"][-1]
+    row["prompt_tokens"] = sum(map(len, job["prompts"]))
+    row["computed_prompt_tokens"] = ours["prompt_tokens"]
+    if "vllm" in results:
+        row["ratio"] = row["batchbound"]["cpu_seconds"] / row["vllm"]["cpu_seconds"]
+        row["equal"] = sum(
+            a == b for a, b in zip(ours["answers"], results["vllm"][-1]["answers"], strict=True)
+        )
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", type=Path, help="folder of the model")
+    parser.add_argument("--vllm", help="a Python that has vLLM; without it our engine runs alone")
+    parser.add_argument("--jobs", nargs="*", choices=sorted(KINDS), default=list(KINDS))
+    parser.add_argument("--formats", nargs="*", default=["bfloat16", "float32"])
+    parser.add_argument("--requests", type=int, help="fewer requests of each job")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--core", type=int, default=0)
+    data = Path(os.environ.get("BATCHBOUND_DATA", "../shared/data"))
+    parser.add_argument("--data", type=Path, default=data / "gsm8k")
+    parser.add_argument("--output", type=Path, help="JSON, written after every job")
+    parser.add_argument("--worker", nargs=2, type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        order = json.loads(options.worker[0].read_text(encoding="utf-8"))
+        result = WAYS[order["way"]](Path(order["model"]), order["format"], order["job"])
+        options.worker[1].write_text(json.dumps(result), encoding="utf-8")
+        return
+    import tempfile
+
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(options.model / "tokenizer.json"))
+    pythons = {"batchbound": sys.executable} | ({"vllm": options.vllm} if options.vllm else {})
+    rows = []
+    with tempfile.TemporaryDirectory() as home:
+        for name in options.jobs:
+            kind = KINDS[name]
+            count = min(options.requests or kind.requests, kind.requests)
+            job = {**asdict(kind), "prompts": prompts_of(name, count, options.data, tokenizer)}
+            for number_format in options.formats:
+                worker = {"model": str(options.model.resolve()), "format": number_format, "job": job}
+                results: dict[str, list[Any]] = {way: [] for way in pythons}
+                for way, python in islice(cycle(pythons.items()), options.repeats * len(pythons)):
+                    results[way].append(
+                        in_its_own_process(way, python, options.core, worker, Path(home))
+                    )
+                rows.append({"job": name, "requests": count, "format": number_format} | compared(results, job))
+                print(json.dumps(rows[-1]), flush=True)
+                if options.output:
+                    whole = {"processor": processor(), "rows": rows}
+                    options.output.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
