@@ -211,10 +211,10 @@ def main() -> None:
                 worker = {"model": str(options.model.resolve()), "format": number_format, "job": job}
                 results: dict[str, list[Any]] = {way: [] for way in pythons}
                 for way, python in islice(cycle(pythons.items()), options.repeats * len(pythons)):
-                    results[way].append(
-                        in_its_own_process(way, python, options.core, worker, Path(home))
-                    )
-                rows.append({"job": name, "requests": count, "format": number_format} | compared(results, job))
+                    results[way].append(in_its_own_process(way, python, options.core, worker, Path(home)))
+                rows.append(
+                    {"job": name, "requests": count, "format": number_format} | compared(results, job)
+                )
                 print(json.dumps(rows[-1]), flush=True)
                 if options.output:
                     whole = {"processor": processor(), "rows": rows}

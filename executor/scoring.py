@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .engines.beginnings import SharedBeginnings
+from .models.sampling import likeliest
 from .models.wrapped import Evaluation, unwrapped
 
 if TYPE_CHECKING:
@@ -85,7 +86,13 @@ class Scoring:
                 scores = self._scores(batch, some)
             batch.forget(self._beginnings.begin(some))
             for index, values in zip(some, scores, strict=True):
-                yield index, sum(value for value, _ in values), all(greedy for _, greedy in values)
+                yield index, self._sum([value for value, _ in values]), all(greedy for _, greedy in values)
+
+    def _sum(self, values: Sequence[float]) -> float:
+        """Add in the softmax's number format, as lm-eval does: over hundreds of tokens the rounding shows."""
+        import torch
+
+        return float(torch.tensor(values, dtype=self._dtype or torch.float32).sum())
 
     def _scores(self, batch: RaggedBatch, some: Sequence[int]) -> list[list[tuple[float, bool]]]:
         """Return each scored token's log-probability, and whether it is the likeliest one."""
@@ -105,7 +112,7 @@ class Scoring:
                 left[place] -= 1
             tokens = torch.tensor(given, device=logits.device)[:, None]
             own = logits.log_softmax(-1, dtype=self._dtype or torch.float32).gather(-1, tokens)[:, 0]
-            best = logits.argmax(-1) == tokens[:, 0]
+            best = likeliest(logits) == tokens[:, 0]
             for place, value, greedy in zip(places, own.tolist(), best.tolist(), strict=True):
                 scores[place].append((value, greedy))
         self.computed += batch.prefilled

@@ -110,6 +110,7 @@ def load_job(
 def _loaded(source: ModelOptions, options: RunOptions, remark: Callable[[str], None]) -> tuple[Any, Tier]:
     from ..executor.attention.fixed_products import fix_rows
     from ..executor.attention.float_products import settled_arithmetic
+    from ..executor.attention.products import fastest_products
     from ..executor.models.source import take_open_format
 
     model = source.load()
@@ -119,6 +120,9 @@ def _loaded(source: ModelOptions, options: RunOptions, remark: Callable[[str], N
     arithmetic = settled_arithmetic(model)
     if arithmetic is not None:
         remark(f"arithmetic: {arithmetic}")
+    widened = arithmetic is not None and arithmetic.widened
+    if str(model.dtype) == "torch.bfloat16" and not widened and not options.tuned.repeatable:
+        remark(f"bfloat16 here: {fastest_products(model.device, model.dtype)}")
     tier = source.tier_of(model)
     if options.tuned.repeatable:
         try:

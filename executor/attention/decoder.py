@@ -21,6 +21,7 @@ from .functions import grouped, repeats_keys
 from .fused_layers import FusedLayers
 from .host_kernels import HostKernels, built
 from .packed_weights import PackedWeights
+from .products import fastest_products
 
 _LOG = logging.getLogger(__name__)
 
@@ -47,6 +48,8 @@ class Decoder:
         self._takes_positions = _takes_positions(model)
         self._repeats_keys = repeats_keys(model)
         self._packed = PackedWeights(model) if self._wide is None and self._fixed is None else None
+        self.by_blocks = self._fixed is None and fastest_products(self.device, self.dtype).blocks
+        """True if long prompts attend by blocks of products."""
         self._layers: FusedLayers | None = None
         self.call_tokens = _call_tokens(self.device, model.num_parameters(), len(windows))
 

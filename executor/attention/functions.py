@@ -14,6 +14,8 @@ from transformers import AttentionInterface
 from transformers.integrations import sdpa_attention
 
 _NAME = "batchbound_grouped_sdpa"
+_QUERY_ROWS = 128
+"""Rows of a block; more compute more scores that the causal mask hides."""
 
 
 class AttentionCall(NamedTuple):
@@ -97,6 +99,39 @@ def attend_from_latest(
         enable_gqa=query.shape[1] != keys.shape[1],
     )
     return output.transpose(1, 2)
+
+
+def attend_by_blocks(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    window: int | None,
+    scale: float | None,
+) -> torch.Tensor:
+    """Attend as :func:`attend_from_latest` does, by products of some query rows at a time."""
+    heads, tokens, size = query.shape[1:]
+    kv_heads, held = keys.shape[1:3]
+    before = held - tokens
+    output = query.new_empty(1, tokens, heads, values.shape[-1])
+    query = (query[0] * (size**-0.5 if scale is None else scale)).view(kv_heads, -1, tokens, size)
+    for first in range(0, tokens, _QUERY_ROWS):
+        rows = min(_QUERY_ROWS, tokens - first)
+        end = before + first + rows
+        begin = 0 if window is None else max(0, before + first + 1 - window)
+        asked = query[:, :, first : first + rows].reshape(kv_heads, -1, size)
+        scores = (asked @ keys[0, :, begin:end].transpose(1, 2)).view(kv_heads, -1, rows, end - begin)
+        at = torch.arange(end - rows, end, device=query.device)[:, None]
+        # Only the latest columns are hidden from some rows, unless there is a window.
+        hidden_from = max(begin, end - rows) if window is None else begin
+        columns = torch.arange(hidden_from, end, device=query.device)[None, :]
+        hidden = columns > at if window is None else (columns > at) | (columns <= at - window)
+        scores[..., hidden_from - begin :].masked_fill_(hidden, -torch.inf)
+        wide = torch.promote_types(values.dtype, torch.float32)
+        shares = scores.softmax(dim=-1, dtype=wide).to(values.dtype)
+        part = shares.view(kv_heads, -1, end - begin) @ values[0, :, begin:end]
+        output[0, first : first + rows] = part.view(heads, rows, -1).transpose(0, 1)
+    return output
 
 
 def repeats_keys(model: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Norms and rotary embeddings of a model, in one call each.
+"""Norms and rotary embeddings of a model in one call each, and gates in place.
 
 This module needs torch when it is imported.
 """
@@ -21,6 +21,9 @@ _ROTARY = "apply_rotary_pos_emb"
 _MOST_NUMBERS = 1 << 16
 """Largest input of our norm on a CPU, in numbers."""
 
+_GATED = ("gate_proj", "up_proj", "down_proj")
+"""Projections of a gated layer."""
+
 Forward = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -38,7 +41,7 @@ class LayerKernels(Protocol):
 
 
 class FusedLayers:
-    """Norms and rotary embedding of a model in one call each.
+    """Norms and rotary embedding of a model in one call each, and SiLU gates in place.
 
     Each is compared with the model's own computation, on random numbers, before it replaces it. In double
     precision transformers computes norms in single, and they stay its own.
@@ -59,6 +62,7 @@ class FusedLayers:
             if kind is not None:
                 self._norms.append((module, _norm(module, kernels, kind, dtype)))
         self._rotary = _rotary_of(model, kernels, dtype)
+        self._gates = _gates_of(model, dtype) if model.device.type == "cpu" else []
 
     @property
     def norms(self) -> int:
@@ -70,11 +74,16 @@ class FusedLayers:
         """True if rotary embeddings are computed in one call."""
         return self._rotary is not None
 
+    @property
+    def gates(self) -> int:
+        """Number of gates computed in place."""
+        return len(self._gates)
+
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Use the fused functions within a context."""
         with restoring(self._restore):
-            for module, forward in self._norms:
+            for module, forward in (*self._norms, *self._gates):
                 module.__dict__["forward"] = forward
             if self._rotary is not None:
                 place, _, turned = self._rotary
@@ -82,7 +91,7 @@ class FusedLayers:
             yield
 
     def _restore(self) -> None:
-        for module, _ in self._norms:
+        for module, _ in (*self._norms, *self._gates):
             module.__dict__.pop("forward", None)
         if self._rotary is not None:
             place, before, _ = self._rotary
@@ -136,6 +145,49 @@ def _norm(module: Any, kernels: LayerKernels, kind: int, dtype: torch.dtype) -> 
             return answer
         # A norm's weights are few against the rows that they scale.
         return kernels.norm(inputs, weight.to(dtype), epsilon, kind)
+
+    return forward
+
+
+def _gates_of(model: Any, dtype: torch.dtype) -> list[tuple[Any, Forward]]:
+    """Return the layers of two projections and a SiLU gate, each with its replacement in place."""
+    kinds: dict[tuple[type, type], bool] = {}
+    gates: list[tuple[Any, Forward]] = []
+    for module in model.modules():
+        parts = vars(module).get("_modules", {})
+        if not {*_GATED, "act_fn"} <= parts.keys() or "forward" in vars(module):
+            continue
+        kind = type(module), type(parts["act_fn"])
+        if kind not in kinds:
+            kinds[kind] = _is_gated(module, dtype)
+        if kinds[kind]:
+            gates.append((module, _gated(module)))
+    return gates
+
+
+@torch.no_grad()
+def _is_gated(module: Any, dtype: torch.dtype) -> bool:
+    """Return whether a layer computes a SiLU gate, found by trying it on small projections."""
+    draw = torch.Generator().manual_seed(0)
+    probe = copy.copy(module)
+    probe._modules = dict(module._modules)
+    for name in _GATED:
+        linear = torch.nn.Linear(8, 8, bias=False, dtype=dtype)
+        linear.weight.copy_(torch.randn(8, 8, generator=draw))
+        probe._modules[name] = linear
+    inputs = (4 * torch.randn(1, 5, 8, generator=draw)).to(dtype)
+    try:
+        expected = type(module).forward(probe, inputs)
+    except Exception:  # whatever another family's layer raises at another size: it stays
+        return False
+    return isinstance(expected, torch.Tensor) and agree(_gated(probe)(inputs), expected)
+
+
+def _gated(module: Any) -> Forward:
+    def forward(inputs: torch.Tensor) -> torch.Tensor:
+        gates = torch.nn.functional.silu(module.gate_proj(inputs), inplace=True)
+        output: torch.Tensor = module.down_proj(gates.mul_(module.up_proj(inputs)))
+        return output
 
     return forward
 

@@ -1,5 +1,5 @@
 // What a decode step computes between its matrix products, on a CPU: attention of one token a row over rows of
-// any lengths, the writing of its keys and values, norms, rotary embeddings and gates, each in one call.
+// any lengths, the writing of its keys and values, norms and rotary embeddings, each in one call.
 //
 // Numbers are kept in T, and computed in C: float for bfloat16 and float, double for double. Attention may ask in
 // another type, Q, than keys and values have.

@@ -60,7 +60,7 @@ class SharedColumns(NamedTuple):
     """Groups of rows whose columns are the same pages.
 
     groups: Number of groups.
-    numbers: Of each group its first column, the one after its last, its number of rows, and these rows; int64.
+    numbers: Of each group its first column, the one after its last, its number of rows, and the rows; int64.
         A row's groups follow one another from column 0; each is part of the one before.
     """
 

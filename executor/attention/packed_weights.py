@@ -1,6 +1,7 @@
 """Copies of linear layers' weights in oneDNN's order.
 
 Products of few rows on packed weights take 0.6 to 0.9 of the time; from some four rows on arithmetic binds.
+Where bfloat16 is slow the copies are float32, and products are rounded.
 
 This module needs torch when it is imported.
 """
@@ -16,12 +17,10 @@ import torch
 
 from ..models.faults import available_bytes
 from ..models.wrapped import restoring
+from .products import fastest_products, pack, packs, product
 
 _LEAST_WEIGHTS = 1 << 14
 """Least weights of a layer; the call costs more in smaller ones."""
-
-_ROWS_HINT = 64
-"""Rows for which oneDNN chooses its order."""
 
 _MEMORY_SHARE = 0.25
 """Share of the free memory that the copies may take."""
@@ -29,11 +28,24 @@ _MEMORY_SHARE = 0.25
 
 @dataclass(slots=True)
 class _Packed:
-    """A layer, its packed weight, and the copied contents' version."""
+    """A layer, its packed weight, the number format that it stands for, and the copied contents' version."""
 
     module: torch.nn.Linear
     weight: torch.Tensor
+    dtype: torch.dtype
+    widened: bool
     of: tuple[int, int]
+
+    @classmethod
+    def copy(cls, module: torch.nn.Linear, dtype: torch.dtype) -> _Packed:
+        """Copy a layer's weight, in a number format."""
+        widened = fastest_products(module.weight.device, dtype).widened
+        return cls(module, pack(module.weight.detach().to(dtype), widened), dtype, widened, _contents(module))
+
+    def renew(self, dtype: torch.dtype) -> None:
+        """Copy the layer's weight again."""
+        fresh = _Packed.copy(self.module, dtype)
+        self.weight, self.dtype, self.widened, self.of = fresh.weight, dtype, fresh.widened, fresh.of
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Compute the layer, under autocast in autocast's number format."""
@@ -44,10 +56,9 @@ class _Packed:
             if not _taken(dtype):
                 return torch.nn.functional.linear(inputs, self.module.weight, bias)
             inputs, bias = inputs.to(dtype), None if bias is None else bias.to(dtype)
-        if self.weight.dtype != dtype:
-            self.weight = _pack(self.module, dtype)
-        output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(inputs, self.weight, bias, "none", [], "")
-        return output
+        if self.dtype != dtype:
+            self.renew(dtype)
+        return product(inputs, self.weight, bias, self.widened)
 
 
 class PackedWeights:
@@ -55,9 +66,7 @@ class PackedWeights:
 
     def __init__(self, model: torch.nn.Module, *, available: Callable[[], int] = available_bytes) -> None:
         modules = _worth_packing(model, available)
-        self._packed = [
-            _Packed(module, _pack(module, module.weight.dtype), _contents(module)) for module in modules
-        ]
+        self._packed = [_Packed.copy(module, module.weight.dtype) for module in modules]
 
     @property
     def layers(self) -> int:
@@ -67,7 +76,7 @@ class PackedWeights:
     def repack(self) -> None:
         """Copy every weight again, as some changes are not counted."""
         for packed in self._packed:
-            packed.weight, packed.of = _pack(packed.module, packed.weight.dtype), _contents(packed.module)
+            packed.renew(packed.dtype)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -77,9 +86,8 @@ class PackedWeights:
         """
         with restoring(self._restore):
             for packed in self._packed:
-                contents = _contents(packed.module)
-                if contents != packed.of:
-                    packed.weight, packed.of = _pack(packed.module, packed.weight.dtype), contents
+                if _contents(packed.module) != packed.of:
+                    packed.renew(packed.dtype)
                 # Past Module.__setattr__, which would look for parameters in every decode step.
                 packed.module.__dict__["forward"] = packed.forward
             yield
@@ -91,12 +99,12 @@ class PackedWeights:
 
 def packed_bytes(model: torch.nn.Module, *, available: Callable[[], int] = available_bytes) -> int:
     """Return the bytes of packed copies; 0 if memory is short."""
-    return sum(module.weight.nbytes for module in _worth_packing(model, available))
+    return sum(map(_bytes, _worth_packing(model, available)))
 
 
 def _worth_packing(model: torch.nn.Module, available: Callable[[], int]) -> list[torch.nn.Linear]:
     modules = [module for module in model.modules() if _packable(module)]
-    size = sum(module.weight.nbytes for module in modules)
+    size = sum(map(_bytes, modules))
     return modules if size <= _MEMORY_SHARE * available() else []
 
 
@@ -108,22 +116,19 @@ def _packable(module: Any) -> TypeGuard[torch.nn.Linear]:
         return False
     if weight.device.type != "cpu" or weight.is_inference() or weight.numel() < _LEAST_WEIGHTS:
         return False
-    return bool(torch.backends.mkldnn.is_available()) and _taken(weight.dtype)  # type: ignore[no-untyped-call]
+    return _taken(weight.dtype)
 
 
 def _taken(dtype: torch.dtype) -> bool:
-    if dtype == torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return dtype == torch.float32
+    return packs(dtype) or fastest_products(torch.device("cpu"), dtype).widened
+
+
+def _bytes(module: torch.nn.Linear) -> int:
+    weight = module.weight
+    return weight.nbytes * (2 if fastest_products(weight.device, weight.dtype).widened else 1)
 
 
 def _contents(module: torch.nn.Linear) -> tuple[int, int]:
     """Return a key that changes with the weight."""
     weight = module.weight
     return weight.data_ptr(), weight._version
-
-
-def _pack(module: torch.nn.Linear, dtype: torch.dtype) -> torch.Tensor:
-    weight = module.weight.detach().to(dtype)
-    packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT)
-    return packed

@@ -11,12 +11,15 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from ..attention.decoder import Decoder
-from ..attention.functions import AttentionCall, attend_from_latest
+from ..attention.functions import AttentionCall, attend_by_blocks, attend_from_latest
 from ..attention.host_kernels import Rows
 from ..attention.kernels import agree
 from .paged_store import PagedSlots, Segment
 
 _LOG = logging.getLogger(__name__)
+_LONG = 256
+"""Tokens from which a prompt may attend by blocks of products."""
+
 _FEW = 4
 """Tokens up to which those after a stored beginning attend as decode steps do."""
 
@@ -71,7 +74,7 @@ class PackedAttention:
             (part.begin + at, part.row, part.offset + at) for part in segments for at in range(part.tokens)
         ]
         at, rows, positions = torch.tensor(places, device=self._decoder.device).T.contiguous()
-        shared = self._store.shared_columns(rows.tolist())
+        shared = self._store.shared_columns(rows.tolist(), (positions + 1).tolist())
         return at, Rows(positions, self._store.table[rows], 1, shared)
 
     def attend(self, call: AttentionCall, window: int | None) -> torch.Tensor:
@@ -111,7 +114,8 @@ class PackedAttention:
                     buffer.index_select(0, pages).transpose(0, 1)[None].to(query.dtype)
                     for buffer in store.attending.buffers
                 ]
-            output[:, tokens] = attend_from_latest(
+            by_blocks = self._decoder.by_blocks and held >= _LONG
+            output[:, tokens] = (attend_by_blocks if by_blocks else attend_from_latest)(
                 query[:, :, tokens],
                 *new_states,
                 window=window,

@@ -152,18 +152,22 @@ class PagedSlots(KeyValueStore):
             self._shared_columns = self.shared_columns(range(self.rows))
         return Rows(self._positions, self.table, 1, self._shared_columns)
 
-    def shared_columns(self, rows: Sequence[int]) -> SharedColumns:
-        """Return the beginnings that several of some rows read; a row is named by its place among them."""
-        readers: dict[_Beginning, tuple[int, list[int]]] = {}
+    def shared_columns(self, rows: Sequence[int], held: Sequence[int] | None = None) -> SharedColumns:
+        """Return the beginnings that several of some rows read; a row is named by its place among them.
+
+        held: Columns that each row attends to; by default at least those of its beginnings.
+        """
+        # By all beginnings up to it: one that was dropped and computed again has others before it.
+        readers: dict[tuple[_Beginning, ...], tuple[int, int, list[int]]] = {}
         for place, row in enumerate(rows):
-            begin = 0
-            for beginning in self._begins[row]:
-                readers.setdefault(beginning, (begin, []))[1].append(place)
-                begin += len(beginning.pages)
+            end = 0
+            for depth, beginning in enumerate(self._begins[row], start=1):
+                begin, end = end, end + len(beginning.pages)
+                if held is not None and end > held[place]:
+                    break
+                readers.setdefault(tuple(self._begins[row][:depth]), (begin, end, []))[2].append(place)
         groups = sorted(
-            (begin, begin + len(beginning.pages), len(places), *places)
-            for beginning, (begin, places) in readers.items()
-            if len(places) > 1
+            (begin, end, len(places), *places) for begin, end, places in readers.values() if len(places) > 1
         )
         numbers = [number for group in groups for number in group]
         return SharedColumns(len(groups), torch.tensor(numbers, dtype=torch.int64))

@@ -12,7 +12,7 @@ from .grammar import GrammarMasks
 from .logit_edits import LogitEdits
 from .logits_processors import LogitsProcessors
 from .recording import Recorder
-from .sampling import LEAST_TEMPERATURE, Sampler, computable, drawn, likely_enough, likely_mass
+from .sampling import LEAST_TEMPERATURE, Sampler, computable, drawn, likeliest, likely_enough, likely_mass
 
 if TYPE_CHECKING:
     import torch
@@ -111,13 +111,13 @@ class MixedSampler:
         for functions in (self.processors, self.grammar):
             edited = edited if functions is None else functions.apply(edited, streams, indices)
         if self.greedy:
-            chosen = edited.argmax(dim=-1)
+            chosen = likeliest(edited)
             weights = computable(edited).softmax(dim=-1) if self.recorder is not None else edited
         else:
             temperature, weights = own.weights(edited, streams)
             chosen = drawn(weights, streams, indices)
             if own.some_greedy:
-                chosen = chosen.where(temperature > 0, edited.argmax(dim=-1))
+                chosen = chosen.where(temperature > 0, likeliest(edited))
         for rules in (self.edits, self.processors, self.grammar):
             if rules is not None:
                 rules.note(chosen, streams, indices)

@@ -10,6 +10,7 @@ pytest.importorskip("transformers", reason="the engine extra is not installed")
 
 from batchbound.executor.attention.functions import (
     AttentionCall,
+    attend_by_blocks,
     attend_from_latest,
     grouped,
     grouped_attention,
@@ -46,8 +47,27 @@ def test_each_of_the_latest_tokens_sees_itself_and_what_is_before_it(tokens: int
     mask = torch.full((tokens, 5), -torch.inf, dtype=torch.float64)
     for row, at in enumerate(range(5 - tokens, 5)):
         mask[row, max(0, at + 1 - (window or 5)) : at + 1] = 0
-    output = attend_from_latest(query, key, value, window=window, scale=0.3)
-    torch.testing.assert_close(output, repeated(query, key, value, mask, 0.3))
+    for attend in (attend_from_latest, attend_by_blocks):
+        output = attend(query, key, value, window=window, scale=0.3)
+        torch.testing.assert_close(output, repeated(query, key, value, mask, 0.3))
+
+
+@pytest.mark.parametrize("window", [None, 50, 200])
+@pytest.mark.parametrize("tokens", [128, 300])
+def test_blocks_of_products_attend_as_torchs_function_does(tokens: int, window: int | None) -> None:
+    draw = torch.Generator().manual_seed(0)
+    query = torch.randn(1, 6, tokens, 8, generator=draw, dtype=torch.float64)
+    key = torch.randn(1, 2, 310, 8, generator=draw, dtype=torch.float64)
+    value = torch.randn(1, 2, 310, 12, generator=draw, dtype=torch.float64)
+    own, blocks = (
+        attend(query, key, value, window=window, scale=None)
+        for attend in (attend_from_latest, attend_by_blocks)
+    )
+    torch.testing.assert_close(blocks, own)
+    half = [states.bfloat16() for states in (query, key, value)]
+    rounded = attend_by_blocks(*half, window=window, scale=None)
+    assert rounded.dtype == torch.bfloat16
+    torch.testing.assert_close(rounded.double(), own, atol=0.03, rtol=0.03)
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma3"])

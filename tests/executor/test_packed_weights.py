@@ -8,7 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
+from batchbound.executor.attention import packed_weights
 from batchbound.executor.attention.packed_weights import PackedWeights, packed_bytes
+from batchbound.executor.attention.products import Products, packs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -19,23 +21,26 @@ def two_layers(dtype: Any = torch.float32) -> Any:
     return model.to(dtype).eval()
 
 
-def can_pack(dtype: Any) -> bool:
-    """Whether the processor multiplies packed weights of a number format: with AVX2 alone no bfloat16."""
-    if not torch.backends.mkldnn.is_available():
-        return False
-    return dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+def can_pack(dtype: Any, widened: bool) -> bool:
+    """Whether packed weights of a number format are multiplied: with AVX2 alone no bfloat16."""
+    return packs(torch.float32 if widened else dtype)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 64, 300])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_packed_layers_give_what_the_layers_give(rows: int, dtype: Any) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "widened"), [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)]
+)
+def test_packed_layers_give_what_the_layers_give(
+    rows: int, dtype: Any, widened: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_weights, "fastest_products", lambda *_: Products(widened))
     model, inputs = two_layers(dtype), torch.randn(2, rows, 128, dtype=dtype)
     packed = PackedWeights(model)
     with torch.inference_mode():
         expected = model(inputs)
         with packed.in_place():
             got = model(inputs)
-    assert packed.layers == (2 if can_pack(dtype) else 0)
+    assert packed.layers == (2 if can_pack(dtype, widened) else 0)
     assert torch.allclose(got.double(), expected.double(), atol=torch.finfo(dtype).eps * 10)
 
 
@@ -139,6 +144,13 @@ def test_without_memory_for_a_second_copy_the_own_weights_are_read() -> None:
     assert packed_bytes(model, available=lambda: 4 * size) == size
     assert packed_bytes(model, available=lambda: 4 * size - 4) == 0
     assert PackedWeights(model, available=lambda: 4 * size - 4).layers == 0
+
+
+def test_widened_copies_take_twice_the_memory_of_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_weights, "fastest_products", lambda *_: Products(widened=True))
+    size = 2 * 2 * 128 * 160
+    assert packed_bytes(two_layers(torch.bfloat16), available=lambda: 100 * size) == 2 * size
+    assert packed_bytes(two_layers(torch.bfloat16), available=lambda: 7 * size) == 0
 
 
 def test_layers_that_cannot_be_packed_are_left_alone() -> None:

@@ -56,7 +56,8 @@ def test_scores_are_those_of_each_sequence_alone(family: str, slots: int) -> Non
     model = load_model(f"tiny:{family}", dtype="float64", device="cpu")
     sequences = questions(slots)
     expected = [alone(model, sequence) for sequence in sequences]
-    scores = {index: (value, greedy) for index, value, greedy in Scoring(model, sequences, slots=slots).run()}
+    scoring = Scoring(model, sequences, slots=slots, dtype=torch.float64)
+    scores = {index: (value, greedy) for index, value, greedy in scoring.run()}
     assert sorted(scores) == list(range(len(sequences)))
     for index, (value, greedy) in enumerate(expected):
         assert scores[index][0] == pytest.approx(value, abs=1e-5)

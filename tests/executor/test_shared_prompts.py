@@ -219,6 +219,20 @@ def test_a_beginning_is_held_until_it_is_forgotten(kind: type[RaggedBatch] | typ
     assert batch.decode(2).shape == (2, 4)
 
 
+def test_columns_are_read_together_only_after_others_that_are() -> None:
+    model = load_model("tiny:llama", dtype="float64", device="cpu")
+    batch = RaggedBatch(model, 5, 40)
+    path = ((7, 2), (8, 3))
+    batch.prefill([0, 1], [[1, 2, 3, 4], [1, 2, 3, 5]], paths=[path] * 2)
+    assert batch._store.shared_columns([0, 1]).numbers.tolist() == [0, 2, 2, 0, 1, 2, 3, 2, 0, 1]
+    assert batch._store.shared_columns([1, 0], [3, 2]).numbers.tolist() == [0, 2, 2, 0, 1]
+    # The first beginning is computed again, and the second is still there: no columns of rows 0 and 2 are one.
+    batch.forget([7])
+    batch.prefill([2], [[1, 2, 3, 6]], paths=[path])
+    assert batch._store.shared_columns([0, 2]).groups == 0
+    assert batch._store.shared_columns([0, 1, 2]).numbers.tolist() == [0, 2, 2, 0, 1, 2, 3, 2, 0, 1]
+
+
 def test_pages_of_a_beginning_are_free_when_its_last_row_has_ended() -> None:
     model = load_model("tiny:llama", dtype="float64", device="cpu")
     batch = RaggedBatch(model, 3, 40)
