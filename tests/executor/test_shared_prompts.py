@@ -226,7 +226,7 @@ def test_columns_are_read_together_only_after_others_that_are() -> None:
     batch.prefill([0, 1], [[1, 2, 3, 4], [1, 2, 3, 5]], paths=[path] * 2)
     assert batch._store.shared_columns([0, 1]).numbers.tolist() == [0, 2, 2, 0, 1, 2, 3, 2, 0, 1]
     assert batch._store.shared_columns([1, 0], [3, 2]).numbers.tolist() == [0, 2, 2, 0, 1]
-    # The first beginning is computed again, and the second is still there: no columns of rows 0 and 2 are one.
+    # The first beginning is computed again, and the second is still there: rows 0 and 2 share none.
     batch.forget([7])
     batch.prefill([2], [[1, 2, 3, 6]], paths=[path])
     assert batch._store.shared_columns([0, 2]).groups == 0
