@@ -20,7 +20,7 @@ from .data.lengths.pair import LengthPair
 from .data.plan import Maker, Plan, Provenance
 from .data.problem import Problem, limit_of
 from .data.readers.profile_readers import read_profile
-from .heuristics.exegpt.configured import rra_policy
+from .heuristics.exegpt.round_robin import RoundRobinAllocation
 from .heuristics.loop import schedule_of
 from .heuristics.simulate import simulate
 from .inputs import Inputs, provenance_of, read_inputs
@@ -182,7 +182,7 @@ class ConfigurationSearch:
         if self.profiled:
             # With profiles the search chose the number of running requests.
             problem = replace(problem, slots=min(len(problem), configuration.slots))
-        schedule = schedule_of(simulate(problem, rra_policy(configuration)))
+        schedule = schedule_of(simulate(problem, RoundRobinAllocation.of(configuration)))
         name = (
             f"exegpt-{configuration.strategy.lower()} B_E={configuration.encode_batch}"
             f" N_D={configuration.decode_steps}"

@@ -27,8 +27,8 @@ from small_encoder import save_small_distilbert
 from batchbound.data.predictor import Examples, Predicted, PredictionQuality
 from batchbound.executor.models.tokenizers import load_tokenizer
 from batchbound.executor.predictors.encoder import EncoderPredictor
-from batchbound.executor.predictors.levels import LEVELS
 from batchbound.executor.predictors.predictor import ConstantPredictor, LengthPredictor, learn
+from batchbound.executor.predictors.quantiles import LEVELS
 
 DATA = Path(os.environ.get("BATCHBOUND_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
 Count = Callable[[str], int]

@@ -51,7 +51,7 @@ from batchbound.executor.profiling.grid_run import grid
 from batchbound.executor.profiling.layer_profiling import ProfiledModel, profile_layers
 from batchbound.executor.profiling.profile_grid import Grid
 from batchbound.executor.reports.steady_state import SteadyState, steady_state
-from batchbound.heuristics.exegpt.configured import dynamic_batch, rra_policy
+from batchbound.heuristics.exegpt.dynamic_batch import DynamicBatch
 from batchbound.heuristics.exegpt.round_robin import RoundRobinAllocation
 from batchbound.heuristics.exegpt.workload_aware import WorkloadAwareAllocation
 from batchbound.heuristics.loop import Execution
@@ -224,14 +224,14 @@ class _Run:
         self.engine: HuggingFaceEngine
         policy: RoundRobinAllocation | WorkloadAwareAllocation
         if planned.handed_over:
-            batch = dynamic_batch(planned)
+            batch = DynamicBatch.of(planned)
             worker = EncodeWorker(spec, batch.most, int(problem.prompt_tokens.max()))
             workers.enter_context(closing(worker))
             self.engine = DecodeEngine(worker, problem, model, prompts.tokens, **options)
             policy = WorkloadAwareAllocation(self.engine, batch, planned.lead)
         else:
             self.engine = HuggingFaceEngine(problem, model, prompts.tokens, **options)
-            policy = rra_policy(planned)
+            policy = RoundRobinAllocation.of(planned)
         self.paused = PausedRun(Execution(problem, policy, self.engine).run(), self._clock, len(problem))
 
     def steady_state(self) -> SteadyState | None:

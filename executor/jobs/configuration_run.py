@@ -13,7 +13,7 @@ import numpy as np
 from ...data.configuration import PlannedConfiguration
 from ...data.trace import Stage, Trace
 from ...heuristics.exegpt.adaptive_configuration import AdaptiveConfiguration, Replanning
-from ...heuristics.exegpt.configured import dynamic_batch, rra_policy
+from ...heuristics.exegpt.dynamic_batch import DynamicBatch
 from ...heuristics.exegpt.round_robin import RoundRobinAllocation
 from ...heuristics.exegpt.workload_aware import WorkloadAwareAllocation
 from ...heuristics.loop import execute
@@ -91,9 +91,9 @@ def run_configuration(
                 )
                 model = share_layers(model, tensor_parallel)
             single = HuggingFaceEngine(problem, model, prompts, **options)
-            return Outcome((serve(single, rra_policy(configuration)),), resumed)
+            return Outcome((serve(single, RoundRobinAllocation.of(configuration)),), resumed)
     assert worker is not None
-    batch = dynamic_batch(configuration)
+    batch = DynamicBatch.of(configuration)
     largest_batch = batch.most if replanning is None else MOST_GROWTH * batch.most
     with closing(EncodeWorker(worker, largest_batch, int(problem.prompt_tokens.max()))) as encoder:
         engine = DecodeEngine(encoder, problem, job.model, prompts, **options)

@@ -19,7 +19,7 @@ from ...data.arrays import IntArray
 from ...data.files.disk import InputError, atomic_write, read_json_object, write_json
 from ...data.files.record import is_number, record
 from ...data.predictor import Examples, Predicted, PredictionQuality
-from .levels import HELD_OUT, LEVELS
+from .quantiles import HELD_OUT, LEVELS
 
 _CURRENT = "current"
 _VERSION = "version-"

@@ -11,10 +11,17 @@ import numpy as np
 
 from ...data.arrays import FloatArray
 from ...data.predictor import COVERAGE, Examples, Predicted
-from .levels import HELD_OUT, LEVELS
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
+
+
+HELD_OUT = 0.2
+"""Share of the prompts on which errors are measured."""
+
+LEVELS = ((1 - COVERAGE) / 2, 0.5, (1 + COVERAGE) / 2)
+"""Quantiles to predict: the interval's ends and the median."""
+
 
 _FILE = "model.skops"
 

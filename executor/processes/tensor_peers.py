@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from ...data.configuration import PlannedConfiguration
 from ...data.problem import Problem
-from ...heuristics.exegpt.configured import rra_policy
+from ...heuristics.exegpt.round_robin import RoundRobinAllocation
 from ...heuristics.loop import execute
 from ..engines.huggingface import HuggingFaceEngine
 from ..models.faults import RunStoppedError
@@ -175,5 +175,5 @@ def _follow(
     _meet(folder, int(place["RANK"]), degree, spec.device)
     shared, decoding = share_layers(model, degree), replace(options.pop("decoding"), sampler=spec.sampler)
     engine = HuggingFaceEngine(problem, shared, prompts, decoding=decoding, **options)
-    execute(problem, rra_policy(configuration), engine)
+    execute(problem, RoundRobinAllocation.of(configuration), engine)
     torch.distributed.destroy_process_group()

@@ -11,7 +11,7 @@ from ...data.arrays import IntArray
 from ...data.configuration import PlannedConfiguration
 from ...models.exegpt.length_drift import LengthDrift
 from ..policy import State, Step
-from .configured import dynamic_batch
+from .dynamic_batch import DynamicBatch
 from .round_robin import RoundRobinAllocation
 from .workload_aware import WorkloadAwareAllocation
 
@@ -71,7 +71,7 @@ class AdaptiveConfiguration:
         self._begin_anew()
         if changed is not None:
             self.configuration = changed
-            self._policy.change(changed, dynamic_batch(changed))
+            self._policy.change(changed, DynamicBatch.of(changed))
             return
         # The configuration is kept on purpose: only later drift is new.
         self.configuration = replace(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 from ...data.arrays import IntArray
+from ...data.configuration import PlannedConfiguration
 
 THRESHOLD = 0.1
 """Default deviation from the plan; larger adjusts batches less."""
@@ -30,6 +33,17 @@ class DynamicBatch:
         self.encode_batch, self._input_tokens, self._decode_batch = encode_batch, input_tokens, decode_batch
         self._threshold = threshold
         self._owed = 0.0
+
+    @classmethod
+    def of(cls, configuration: PlannedConfiguration) -> Self:
+        """Return the rule that keeps batches near a plan."""
+        return cls(
+            configuration.encode_batch,
+            configuration.input_tokens,
+            configuration.decode_batch or None,
+            # Batches change by whole prompts: a threshold below one would oscillate.
+            max(THRESHOLD, 1 / configuration.encode_batch),
+        )
 
     @property
     def most(self) -> int:

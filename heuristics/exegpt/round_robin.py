@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 import numpy as np
 
 from ...data.configuration import PlannedConfiguration
@@ -21,6 +23,11 @@ class RoundRobinAllocation:
     def __init__(self, decode_steps: int, batch: DynamicBatch) -> None:
         self._decode_steps, self._batch = decode_steps, batch
         self._next = 0
+
+    @classmethod
+    def of(cls, configuration: PlannedConfiguration) -> Self:
+        """Return a fresh policy for a configuration on one device."""
+        return cls(configuration.decode_steps, DynamicBatch.of(configuration))
 
     def change(self, configuration: PlannedConfiguration, batch: DynamicBatch) -> None:
         """Change the configuration after the present decode steps."""

@@ -35,8 +35,8 @@ from batchbound.executor.models.tokenizers import load_tokenizer
 from batchbound.executor.processes.engine_spec import EngineSpec
 from batchbound.executor.reports.steady_state import reached, steady_state
 from batchbound.heuristics.exegpt.adaptive_configuration import AdaptiveConfiguration
-from batchbound.heuristics.exegpt.configured import dynamic_batch, rra_policy
 from batchbound.heuristics.exegpt.dynamic_batch import DynamicBatch
+from batchbound.heuristics.exegpt.round_robin import RoundRobinAllocation
 from batchbound.heuristics.exegpt.workload_aware import WorkloadAwareAllocation
 from batchbound.heuristics.loop import execute, schedule_of
 from batchbound.heuristics.policy import State, Step
@@ -65,7 +65,7 @@ def job() -> Job:
     rng = np.random.default_rng(3)
     workload = Workload.from_lengths(rng.integers(1, 25, 24), rng.integers(1, 16, 24))
     problem = Problem(workload, CostModel.paper(), 10, prefill_emits_first_token=True)
-    schedule = schedule_of(simulate(problem, rra_policy(RRA)))
+    schedule = schedule_of(simulate(problem, RoundRobinAllocation.of(RRA)))
     maker = Maker("test", "0", "FEASIBLE", "search", 0.0, 0)
     plan = Plan.of(problem, schedule, None, maker, configuration=RRA)
     prompts = Prompts.random(workload, vocabulary_of(model), seed=1)
@@ -298,7 +298,7 @@ def test_a_change_leaves_what_is_being_encoded_as_it_is() -> None:
     def halved(running: PlannedConfiguration, *_: object) -> PlannedConfiguration:
         return replace(running, encode_batch=1, iterations=8.0)
 
-    policy = WorkloadAwareAllocation(Slow(1), dynamic_batch(planned), planned.lead)
+    policy = WorkloadAwareAllocation(Slow(1), DynamicBatch.of(planned), planned.lead)
     trace = execute(problem, AdaptiveConfiguration(policy, planned, halved, cohort=2), Simulator(problem))
     assert schedule_of(trace).check(problem) is None
     # One batch joins a step: eight until then, two more that were being encoded, then four single prompts.

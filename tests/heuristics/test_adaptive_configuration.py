@@ -14,7 +14,7 @@ from batchbound.data.problem import Problem
 from batchbound.data.trace import Trace
 from batchbound.data.workload import Workload
 from batchbound.heuristics.exegpt.adaptive_configuration import AdaptiveConfiguration, Replanning
-from batchbound.heuristics.exegpt.configured import rra_policy
+from batchbound.heuristics.exegpt.round_robin import RoundRobinAllocation
 from batchbound.heuristics.loop import execute, schedule_of
 from batchbound.heuristics.simulator import Simulator
 
@@ -28,7 +28,7 @@ def jobs(tokens: list[int]) -> Problem:
 
 
 def run(problem: Problem, replanning: Replanning) -> tuple[Trace, AdaptiveConfiguration]:
-    policy = AdaptiveConfiguration(rra_policy(PLANNED), PLANNED, replanning, cohort=4)
+    policy = AdaptiveConfiguration(RoundRobinAllocation.of(PLANNED), PLANNED, replanning, cohort=4)
     trace = execute(problem, policy, Simulator(problem))
     assert schedule_of(trace).check(problem) is None
     return trace, policy
