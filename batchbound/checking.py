@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .cost_cache import costs_of
-from .data.bound import Bound
+from .data.bound import PROVEN_WITHIN, Bound
 from .data.costs.link import FREE_LINK, Link
 from .data.files.disk import InputError
 from .data.files.outputs import refuse_outputs
@@ -16,6 +17,7 @@ from .data.iteration_plan import IterationPlan, load_plan
 from .data.plan import Plan
 from .data.problem import Problem
 from .data.readers.measured_run import read_vllm_run
+from .data.readers.openai_batch import each_sample, read_batch
 from .data.readers.profile_readers import read_profile
 from .data.schedule import Violation
 from .data.trace import PLANNED, Trace
@@ -105,10 +107,11 @@ def verify_file(options: VerifyOptions) -> Verified | Compared:
         return _compared(options.plan, options.same_as)
     plan = load_plan(options.plan)
     if options.prompts is not None:
-        if not isinstance(plan, IterationPlan) or plan.tree is None:
+        tree = plan.tree if isinstance(plan, IterationPlan) else plan.workload.tree
+        if tree is None:
             hint = "Leave --prompts out: its bound does not depend on shared beginnings."
             raise InputError("holds no tree of prompts", file=options.plan, hint=hint)
-        again = _of_prompts(plan, plan.tree.unit, options)
+        again = _of_prompts(plan, tree.unit, options)
         wrong = again if isinstance(again, Violation) else verify(again)
         return Verified(plan, wrong, from_prompts=True)
     if isinstance(plan, Plan) and plan.claim is None:
@@ -136,8 +139,11 @@ def _verified_run(plan: Plan, path: Path) -> Verified:
     return Verified(plan, verify_fleet_bound(fleet, bound), run)
 
 
-def _of_prompts(plan: IterationPlan, unit: int, options: VerifyOptions) -> IterationPlan | Violation:
+def _of_prompts(
+    plan: Plan | IterationPlan, unit: int, options: VerifyOptions
+) -> Plan | IterationPlan | Violation:
     """Return the plan with the tree of its prompts, derived again."""
+    from .executor.models.prompts import encoded
     from .executor.models.tokenizers import load_tokenizer
 
     assert options.prompts is not None
@@ -148,7 +154,14 @@ def _of_prompts(plan: IterationPlan, unit: int, options: VerifyOptions) -> Itera
         folder = Path(options.plan).resolve().parent
         name = planned.tokenizer
         tokenizer = load_tokenizer(str(folder / name) if name.startswith(".") else name) if name else None
-    names, prompts, owners = completion_prompts(options.prompts, tokenizer, columns)
+    owners: list[str] | None
+    if isinstance(plan, IterationPlan):
+        names, prompts, owners = completion_prompts(options.prompts, tokenizer, columns)
+    else:
+        assert tokenizer is not None
+        records = each_sample(read_batch(options.prompts, columns), options.prompts)
+        names, prompts = [one.name for one in records], list(encoded(records, tokenizer, options.prompts))
+        owners = None
     lengths = dict(zip(names, map(len, prompts), strict=True))
     for name, tokens in zip(plan.workload.ids.tolist(), plan.workload.input_tokens.tolist(), strict=True):
         if lengths.get(name) != tokens:
@@ -156,7 +169,15 @@ def _of_prompts(plan: IterationPlan, unit: int, options: VerifyOptions) -> Itera
             return Violation("the plan is of these prompts", what)
     if names != plan.workload.ids.tolist():
         return Violation("the plan is of these prompts", "the file has other requests, or another order")
-    return replace(plan, tree=Beginnings.of_prompts(prompts, owners, unit).tree())
+    tree = Beginnings.of_prompts(prompts, owners, unit).tree()
+    if isinstance(plan, IterationPlan):
+        return replace(plan, tree=tree)
+    again = replace(plan, fleet=replace(plan.fleet, workload=plan.workload.with_tree(tree.worth_keeping())))
+    makespan = again.shares.makespan(again.fleet)
+    if not math.isclose(makespan, plan.makespan, rel_tol=PROVEN_WITHIN):
+        what = f"the schedule takes {makespan!r} s, the plan says {plan.makespan!r} s"
+        return Violation("the plan's tree is that of these prompts", what)
+    return again
 
 
 def _compared(*paths: str | os.PathLike[str]) -> Compared:

@@ -11,7 +11,7 @@ import numpy as np
 from .data.bound import Bound
 from .data.costs.cost import CostModel
 from .data.fleet import Fleet
-from .data.plan import Maker, Plan
+from .data.plan import LEAST_REPEATED, Maker, Plan
 from .data.problem import Problem, ProblemError
 from .data.trace import Trace
 from .executor.profiling.calibrate import fit_cost
@@ -50,17 +50,19 @@ class Course:
     """One way to serve a run's requests.
 
     seconds: Makespan on the run's clock.
-    decode_steps, prefill_stages: Exact counts.
+    decode_steps, prefill_stages, prompt_tokens: Exact counts; the tokens are those that stages compute.
     """
 
     seconds: float
     decode_steps: int
     prefill_stages: int
+    prompt_tokens: int
 
     @classmethod
     def of(cls, trace: Trace, seconds: float) -> Course:
         """Return a trace's course; it took ``seconds``."""
-        return cls(seconds, trace.decode_steps, trace.prefill_stages)
+        tokens = sum(stage.tokens for stage in trace.stages if stage.kind == "prefill")
+        return cls(seconds, trace.decode_steps, trace.prefill_stages, tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,8 @@ class Gain:
     evicts: True if the bound allows evictions, as the run or first come, first served evicted requests.
     capacity: KV capacity in tokens; None for no limit.
     at_once: True if all requests are in progress at once, so that no order can help.
+    needed: Prompt tokens that every order computes at least, if prompts share beginnings; else None.
+    prompt_tokens: Tokens of all prompts.
     missed: Measured seconds of all stages over those of the cost model at the pace of the median stage,
         minus one; None if unknown.
     replicas: Number of engines. Steps and stages of several are those of the one that ends last.
@@ -93,6 +97,8 @@ class Gain:
     evicts: bool = False
     capacity: int | None = None
     at_once: bool = False
+    needed: int | None = None
+    prompt_tokens: int = 0
     missed: float | None = None
     replicas: int = 1
 
@@ -119,7 +125,8 @@ def gain_of(
 ) -> Gain | None:
     """Return the gain of a run on one replica, which is None for an empty run.
 
-    ``cost`` is fitted to the run's stages by default.
+    It is None, too, if the engine shared beginnings that the plan does not know. ``cost`` is fitted to the
+    run's stages by default.
     """
     return gain_and_plan(fleet, trace, cost=cost, params=params)[0]
 
@@ -132,6 +139,9 @@ def gain_and_plan(
     served = served_part(fleet, [trace])
     if served is None or len(fleet.replicas) != 1:
         return None, None
+    served = _as_shared(served, fleet, trace)
+    if served is None:
+        return None, None
     cost = cost or _own_cost(trace, fleet.replicas[0].cost)
     served = replace(served, replicas=(replace(served.replicas[0], cost=cost),))
     free = served.problem()
@@ -140,8 +150,7 @@ def gain_and_plan(
     planned, problem = _limited(free, fleet)
     first = simulate(planned, params.policy, free.workload.output_tokens, swap=KEEPS_KV)
     evicts = trace.evictions + first.evictions > 0
-    seconds = clock * _seconds(cost, first.makespan, first.prompt_tokens, trace)
-    courses = [Course.of(trace, trace.makespan), Course.of(first, seconds)]
+    courses = [Course.of(trace, trace.makespan), Course.of(first, clock * first.makespan)]
     known, plan, bound = None, None, work_bound(Fleet.of(free, 1))
     if problem is not None:
         result = solve(problem, limits=Limits(seconds=params.seconds(trace.makespan)))
@@ -149,9 +158,9 @@ def gain_and_plan(
         if result.schedule is not None:
             schedule = result.schedule
             tokens = int(schedule.stage_tokens(problem).sum())
-            seconds = clock * _seconds(cost, schedule.makespan(problem), tokens, trace)
+            seconds = clock * schedule.makespan(problem)
             steps, stages = int(schedule.decode_steps.sum()), len(schedule.decode_steps)
-            known = min(Course(seconds, steps, stages), *courses, key=lambda course: course.seconds)
+            known = min(Course(seconds, steps, stages, tokens), *courses, key=lambda course: course.seconds)
             maker = Maker(result.solver, result.version, result.status, result.stopped_by, result.seconds, 0)
             plan = Plan.of(problem, schedule, None, maker)
     least = run_bound_of(served, [trace], lambda _: bound, evictions=evicts)
@@ -166,6 +175,8 @@ def gain_and_plan(
         evicts=evicts,
         capacity=planned.kv_capacity,
         at_once=first.prefill_stages == 1 and len(free) <= free.slots,
+        needed=None if free.tree is None else free.tree.distinct_tokens,
+        prompt_tokens=int(free.prompt_tokens.sum()),
         missed=pace_of([(cost, trace)])[1],
     )
     return gain, plan
@@ -246,12 +257,20 @@ def _last(traces: Sequence[Trace], seconds: float) -> Course:
     return Course.of(max(traces, key=lambda trace: trace.makespan), seconds)
 
 
-def _seconds(cost: CostModel, makespan: float, tokens: int, trace: Trace) -> float:
-    """Return simulated seconds with the prompt tokens that the run computed, where beginnings are shared."""
-    if trace.distinct_tokens is None:
-        return makespan
-    computed = sum(stage.tokens for stage in trace.stages if stage.kind == "prefill")
-    return makespan - cost.prefill_per_token * (tokens - min(tokens, computed))
+def _as_shared(served: Fleet, fleet: Fleet, trace: Trace) -> Fleet | None:
+    """Return the served requests with the beginnings that the engine shared; None if unknown."""
+    work, replica = served.workload, served.replicas[0]
+    if trace.distinct_tokens is None or trace.engine.get("tier") == "window":
+        # Without sharing, or with equal prompts alone.
+        work = work.without_tree()
+        none = np.zeros(len(work), dtype=np.int64)
+        return replace(served, workload=work if trace.distinct_tokens else replace(work, shared_tokens=none))
+    if work.tree is None:
+        whole = work.computed_tokens
+        return served if trace.distinct_tokens >= (1 - LEAST_REPEATED) * whole else None
+    # The engine took its memory by the planned lengths.
+    lacking = fleet.problem().pages - _limited(served.problem(), fleet)[0].pages
+    return replace(served, replicas=(replace(replica, prefix_cache=max(0, replica.prefix_cache + lacking)),))
 
 
 def _evicting(problem: Problem) -> Bound:

@@ -17,7 +17,8 @@ from .data.files.record import plain
 from .data.files.sources import is_url
 from .data.plan import ASSUMED, KEPT, PromptSource, Provenance, relative_path
 from .data.predictor import prompt_text
-from .data.prefix_cache import distinct_tokens, usual_prefix_cache
+from .data.prefix_cache import usual_prefix_cache
+from .data.prefix_tree import PrefixTree
 from .data.problem import MOST_STEPS, Problem, ProblemError
 from .data.prompts.columns import PromptColumns
 from .data.prompts.table import holds_texts
@@ -47,11 +48,17 @@ class Inputs:
 
 
 def read_inputs(
-    options: LimitOptions, path: PathText, *, keep_arrivals: bool, says_costs: bool = True
+    options: LimitOptions,
+    path: PathText,
+    *,
+    keep_arrivals: bool,
+    says_costs: bool = True,
+    one_engine: bool = True,
 ) -> Inputs:
     """Return the problem of a file's requests, under the limits of the options.
 
     says_costs: True to note that costs were not measured.
+    one_engine: True if an engine serves all of them, and computes what their prompts share once.
     """
     tokenizer, slots = options.tokenizer or options.model or "bytes", options.slots
     counter, columns = _Counter(tokenizer, os.fspath(path)), options.columns_of(tokenizer)
@@ -76,6 +83,8 @@ def read_inputs(
     cost, source = _cost(options, path, most, says=says_costs)
     first = options.first_token or ("decode" if job.digest is None else "prefill")
     workload = job.workload if keep_arrivals else job.workload.without_arrivals()
+    if one_engine and first == "prefill" and counter.tree is not None:
+        workload = workload.with_tree(counter.tree.worth_keeping())
     _check_steps(job, most)
     held = options.kv_capacity or (measured_capacity(source) if slots == "auto" else None)
     kept = _prefix_cache(options, job, workload, held)
@@ -98,7 +107,8 @@ def read_inputs(
             kept, hint = problem.prefix_cache, "--prefix-cache sets another number"
             note(f"{kept:,} of {held:,} tokens of KV capacity keep shared prompts; {hint}")
     _check_time(problem, str(source["name"]))
-    return Inputs(problem, job, source, tokenizer, counter.distinct)
+    distinct = None if counter.tree is None else counter.tree.distinct_tokens
+    return Inputs(problem, job, source, tokenizer, distinct)
 
 
 def _note_uncapped(job: JobInput) -> None:
@@ -136,8 +146,11 @@ def check_counted(options: LimitOptions, path: PathText, *, counts: bool, positi
 def _prefix_cache(options: LimitOptions, job: JobInput, workload: Workload, kv_capacity: int | None) -> int:
     kept, slots = options.prefix_cache, options.slots
     if kept is None:
-        return usual_prefix_cache(workload, 0 if slots == "auto" else slots) if kv_capacity is None else 0
-    if not workload.shared_tokens.any():
+        # On the host memory is ample: kept prompts may take as much again as the slots.
+        share = 0.25 if workload.tree is None else 1.0
+        tried = 0 if slots == "auto" else slots
+        return usual_prefix_cache(workload, tried, share) if kv_capacity is None else 0
+    if not workload.shared_tokens.any() and workload.tree is None:
         what = f"--prefix-cache {kept} has no effect: no two requests share a prompt"
         raise InputError(what, file=job.source, hint="Leave it out.")
     if kv_capacity is not None and kept >= kv_capacity:
@@ -268,13 +281,12 @@ def _check_steps(job: JobInput, slots: int) -> None:
 class _Counter:
     """Counter of prompts' tokens.
 
-    distinct: Tokens of all prompts, with common beginnings counted once; None before they are counted, and
-        for jobs too large for it.
+    tree: Beginnings that the prompts share; None before they are counted, and for jobs too large for it.
     """
 
     tokenizer: str
     path: str
-    distinct: int | None = None
+    tree: PrefixTree | None = None
 
     def __call__(self, records: Sequence[PromptRecord]) -> Sequence[int]:
         from .executor.models.prompts import encoded, ignored_fields
@@ -288,7 +300,7 @@ class _Counter:
                 prompts.append(np.array(tokens, dtype=np.int64))
         for ignored in ignored_fields(records, loaded):
             note(ignored)
-        self.distinct = distinct_tokens(prompts) if len(prompts) == len(counts) else None
+        self.tree = PrefixTree.of_prompts(prompts) if 0 < len(prompts) == len(counts) else None
         return counts
 
 

@@ -139,7 +139,10 @@ def plan_or_compare(options: PlanOptions) -> Plan | EnginePlan | FleetComparison
 
 def _read(options: PlanOptions) -> Inputs:
     with working(f"reading {options.workload}"), opened_once():
-        inputs = read_inputs(options, options.workload, keep_arrivals=False, says_costs=False)
+        alone = options.replicas in (None, "1") and options.sweep is None
+        inputs = read_inputs(
+            options, options.workload, keep_arrivals=False, says_costs=False, one_engine=alone
+        )
     if inputs.job.workload.arrival.any():
         note("arrival times are ignored: a plan has every request at the start")
     if options.tokenizer is None and options.model is None and inputs.job.records:

@@ -44,7 +44,7 @@ from batchbound.data.lengths.interval import Interval
 from batchbound.data.lengths.steps import BARRIER, Way
 from batchbound.data.prefix_cache import usual_prefix_cache
 from batchbound.data.problem import Problem
-from batchbound.data.workload import Workload
+from batchbound.data.workload import COLUMNS, Workload
 from batchbound.heuristics.registry import policy_named
 from batchbound.heuristics.simulate import simulate
 from batchbound.heuristics.unknown_lengths import learned
@@ -234,7 +234,9 @@ WAYS: Mapping[str, tuple[str, Way]] = {
 
 def joined_steps(steps: Sequence[Workload]) -> tuple[Workload, IntArray]:
     """Return the requests of several steps as one workload, and the step of each."""
-    columns = {name: np.concatenate([getattr(step, name) for step in steps]) for name in Workload.__slots__}
+    columns: dict[str, Any] = {
+        name: np.concatenate([getattr(step, name) for step in steps]) for name in COLUMNS
+    }
     groups, first = [], 0
     for step in steps:
         numbers = step.group_numbers()

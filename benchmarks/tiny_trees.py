@@ -7,7 +7,7 @@ import heapq
 import json
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, permutations
 
@@ -18,12 +18,16 @@ from batchbound.data.iterations import EngineLimits, IterationBound, Sequences
 from batchbound.data.prefix_tree import PrefixTree
 from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
+from batchbound.heuristics.loop import schedule_of
+from batchbound.heuristics.simulate import simulate
 from batchbound.models.bounds.iterations import KINDS, iteration_bound
 from batchbound.models.bounds.least_counts import least_counts
 from batchbound.models.bounds.prove import evicting_bound, proven_bound
 from batchbound.models.certificates.beginnings import Beginnings
 from batchbound.models.certificates.checker import verify_bound
 from batchbound.models.certificates.iterations import verify_iterations
+from batchbound.planning.plan import make_plan
+from batchbound.solvers.result import Limits
 
 Text = tuple[int, ...]
 
@@ -192,14 +196,18 @@ def stage_job(seed: int) -> Problem:
     """Draw up to four requests for an engine of stages that holds shared beginnings once."""
     rng = np.random.default_rng(seed)
     prompts = list[Text]()
-    for request in range(int(rng.integers(2, 5))):
+    if rng.random() < 0.3:
+        # Documents in turn, each longer than what is asked of it.
+        stems = [tuple([name, *rng.integers(0, 2, int(rng.integers(1, 6))).tolist()]) for name in (7, 8)]
+        prompts = [(*stems[k % 2], *rng.integers(0, 2, 1).tolist()) for k in range(int(rng.integers(3, 6)))]
+    for request in range(0 if prompts else int(rng.integers(2, 5))):
         begin = prompts[int(rng.integers(request))] if request and rng.random() < 0.7 else ()
         begin = begin[: int(rng.integers(len(begin) + 1))]
         prompts.append((*begin, *rng.integers(0, 2, int(rng.integers(1, 4))).tolist()))
     tree = PrefixTree.of_prompts(prompts, unit=int(rng.integers(1, 3)))
     emits = bool(rng.random() < 0.5)
     output = rng.integers(1, 4, len(prompts))
-    work = Workload.from_lengths(tree.prompt_tokens, output)
+    work = replace(Workload.from_lengths(tree.prompt_tokens, output), tree=tree)
     steps = output - int(emits)
     peak = int(np.maximum(tree.prompt_tokens, tree.prompt_tokens + int(emits) + steps - 1).max())
     bend = rng.random() < 0.4
@@ -220,7 +228,7 @@ def stage_job(seed: int) -> Problem:
         kv_capacity=peak + int(rng.integers(0, 6)) if rng.random() < 0.8 else None,
         prefill_token_cap=int(tree.prompt_tokens.max() + rng.integers(0, 4)) if rng.random() < 0.4 else None,
         prefill_emits_first_token=emits,
-        tree=tree,
+        prefix_cache=int(rng.integers(0, 9)) if rng.random() < 0.6 else 0,
     )
 
 
@@ -300,6 +308,153 @@ def _after(
             yield 0.0, (drawn, running - {request}, computed, waiting | {request})
 
 
+EngineState = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], frozenset[int]]
+"""Steps of each request, -1 before it begins; running ones; nodes, the least recently used first; waiting."""
+
+
+def least_engine_seconds(problem: Problem) -> float:
+    """
+    Return the fewest seconds of any schedule on our own engine, by a search over all states.
+
+    The engine evicts no request. It computes what it does not have, holds a node once while a request below
+    it runs, and drops the least recently used of the others where it lacks pages.
+    """
+    steps = tuple(problem.decode_steps.tolist())
+    start: EngineState = ((-1,) * len(steps), (), (), frozenset(range(len(steps))))
+    queue: list[tuple[float, int, EngineState]] = [(0.0, 0, start)]
+    best, count = {start: 0.0}, 0
+    while queue:
+        seconds, _, state = heapq.heappop(queue)
+        if not state[1] and not state[3]:
+            return seconds
+        if seconds > best[state]:
+            continue
+        for taken, after in _on_engine(problem, steps, state):
+            if seconds + taken < best.get(after, math.inf):
+                best[after] = seconds + taken
+                count += 1
+                heapq.heappush(queue, (seconds + taken, count, after))
+    raise AssertionError("no schedule exists")
+
+
+def _on_engine(
+    problem: Problem, steps: tuple[int, ...], state: EngineState
+) -> Iterator[tuple[float, EngineState]]:
+    """Yield the seconds of each stage or step of our own engine, and the state after it."""
+    drawn, running, cache, waiting = state
+    for count in range(1, min(len(waiting), problem.slots - len(running)) + 1):
+        for chosen in combinations(sorted(waiting), count):
+            if _held(problem, drawn, {*running, *chosen}, 0) > (problem.kv_capacity or math.inf):
+                continue
+            tokens, after = _begun(problem, drawn, running, cache, chosen)
+            if tokens > (problem.prefill_token_cap or math.inf):
+                continue
+            begun = tuple(0 if i in chosen else done for i, done in enumerate(drawn))
+            going = tuple(i for i in (*running, *chosen) if begun[i] < steps[i])
+            left = waiting - {*chosen}
+            needed = _needed(problem, {*going, *left}, going, after)
+            yield float(problem.cost.prefill_seconds(tokens)), (begun, going, needed, left)
+    first = int(problem.prefill_emits_first_token)
+    if running and _held(problem, drawn, {*running}, first) <= (problem.kv_capacity or math.inf):
+        read = sum(int(problem.prompt_tokens[i]) + first + drawn[i] for i in running)
+        after = tuple(done + (i in running) for i, done in enumerate(drawn))
+        kept = _dropped(problem, after, running, cache, 0)
+        going = tuple(i for i in running if after[i] < steps[i])
+        needed = _needed(problem, {*going, *waiting}, going, kept)
+        yield float(problem.cost.decode_seconds(len(running), read)), (after, going, needed, waiting)
+
+
+def _begun(
+    problem: Problem,
+    drawn: tuple[int, ...],
+    running: tuple[int, ...],
+    cache: tuple[int, ...],
+    chosen: tuple[int, ...],
+) -> tuple[int, tuple[int, ...]]:
+    """Return the tokens that a stage computes, and the nodes in the cache after it."""
+    assert problem.tree is not None
+    tokens, there = 0, running
+    for request in chosen:
+        path = [*_path(problem, request)][::-1]
+        missing = next((k for k, node in enumerate(path) if node not in cache), len(path))
+        for k, node in enumerate(path):
+            if node not in cache:
+                # The nodes before it on this path are read from here on.
+                cache = _dropped(problem, drawn, there, cache, int(problem.tree.tokens[node]), path[:k])
+                cache = (*cache, node)
+        cache = (*(node for node in cache if node not in path), *path[::-1])
+        tokens += int(problem.tree.own[request]) + sum(int(problem.tree.tokens[v]) for v in path[missing:])
+        there = (*there, request)
+    # Their own tokens are taken at once, when all nodes of the stage are read.
+    begun = tuple(0 if i in chosen else done for i, done in enumerate(drawn))
+    return tokens, _dropped(problem, begun, there, cache, 0)
+
+
+def _dropped(
+    problem: Problem,
+    drawn: tuple[int, ...],
+    running: tuple[int, ...],
+    cache: tuple[int, ...],
+    more: int,
+    read_too: Sequence[int] = (),
+) -> tuple[int, ...]:
+    """Return the nodes that stay when running requests and ``more`` tokens take their pages."""
+    assert problem.tree is not None
+    work = problem.workload
+    longest = max((work.input_tokens + work.output_tokens).tolist())
+    pages = min(problem.slots * longest, problem.kv_capacity or problem.slots * longest)
+    pages += problem.slots + problem.prefix_cache
+    rows = sum(int(problem.tree.own[i]) + max(1, drawn[i]) for i in running if drawn[i] >= 0)
+    read = {node for request in running for node in _path(problem, request)} | set(read_too)
+    kept = list(cache)
+    while rows + more + sum(int(problem.tree.tokens[node]) for node in kept) > pages:
+        kept.remove(next(node for node in kept if node not in read))
+    return tuple(kept)
+
+
+def _needed(
+    problem: Problem, requests: set[int], going: Sequence[int], cache: Sequence[int]
+) -> tuple[int, ...]:
+    """Return the nodes of the cache that some request reads or waits for."""
+    needed = {node for request in requests for node in _path(problem, request)}
+    return tuple(node for node in cache if node in needed)
+
+
+def _held(problem: Problem, drawn: Sequence[int], requests: set[int], more: int) -> int:
+    """Return the tokens that requests hold, each node once."""
+    assert problem.tree is not None
+    nodes = {node for request in requests for node in _path(problem, request)}
+    own = sum(int(problem.tree.own[i]) + max(0, drawn[i]) + more for i in requests)
+    return own + sum(int(problem.tree.tokens[node]) for node in nodes)
+
+
+def wrong_plans(seed: int) -> list[str]:
+    """Return what a plan, its referee and its bound say falsely of one job in stages."""
+    problem, wrong = stage_job(seed), list[str]()
+    least = least_engine_seconds(problem)
+    plan = make_plan(problem, limits=Limits(work=1), evicting=False)
+    bound = plan.bound
+    assert bound is not None
+    if bound.seconds > least * (1 + 1e-9):
+        wrong.append(f"no schedule takes less than {bound.seconds}, and one takes {least}")
+    if plan.makespan < least * (1 - 1e-9):
+        wrong.append(f"the plan takes {plan.makespan}, and no schedule less than {least}")
+    if (violation := verify_bound(problem, bound)) is not None:
+        wrong.append(str(violation))
+    for policy in ("fcfs", "lpt-ski"):
+        trace = simulate(problem, policy)
+        stages = [stage for stage in trace.stages if stage.kind == "prefill"]
+        if not trace.evictions:
+            again = schedule_of(trace).stage_tokens(problem).tolist()
+            if again != [stage.tokens for stage in stages]:
+                wrong.append(
+                    f"{policy}: stages compute {[s.tokens for s in stages]}, the referee says {again}"
+                )
+            if schedule_of(trace).check(problem) is None and trace.makespan < least * (1 - 1e-9):
+                wrong.append(f"{policy} takes {trace.makespan}, and no schedule less than {least}")
+    return wrong
+
+
 def _path(problem: Problem, request: int) -> Iterator[int]:
     assert problem.tree is not None
     node = int(problem.tree.leaf[request])
@@ -324,7 +479,7 @@ def wrong_stage_claims(seed: int) -> list[str]:
         dearer = replace(bound, seconds=bound.seconds + 1, terms=terms)
         if verify_bound(problem, dearer) is None:
             wrong.append(f"{name}: a second more is not refused")
-    whole = least_counts(replace(problem, tree=None))
+    whole = least_counts(replace(problem, workload=problem.workload.without_tree()))
     for part, claim in (("decode_steps", {"kind": "KV tokens over capacity"}), ("growth", {"growth": {}})):
         forged = evicting_bound(problem)
         certificate = {
@@ -346,7 +501,7 @@ def main() -> None:
     options = parser.parse_args()
     wrong, shares = {}, []
     for seed in range(options.first, options.first + options.jobs):
-        if claims := wrong_claims(seed) + wrong_stage_claims(seed):
+        if claims := wrong_claims(seed) + wrong_stage_claims(seed) + wrong_plans(seed):
             wrong[seed] = claims
         job = tiny_job(seed)
         rows = job.rows()

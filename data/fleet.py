@@ -70,17 +70,18 @@ class Fleet:
     def __post_init__(self) -> None:
         if not self.replicas:
             raise ValueError("a fleet has at least one replica")
+        if self.workload.tree is not None and (len(self.replicas) > 1 or self.replicas[0].busy):
+            raise ValueError("several replicas, or one with earlier work, count prompts without their tree")
         for replica in dict.fromkeys(self.replicas):
             replica.problem(self.workload, prefill_emits_first_token=self.prefill_emits_first_token)
 
     @classmethod
     def of(cls, problem: Problem, replicas: int) -> Fleet:
         """Return equal replicas with the problem's slots, costs and limits."""
-        if problem.tree is not None:
-            raise ValueError("replicas of a fleet hold whole prompts: leave the prefix tree out")
         limits = {name: getattr(problem, name) for name in LIMITS}
         replica = Replica(problem.cost, **limits, memory_divided=problem.memory_divided)
-        return cls(problem.workload, (replica,) * replicas, problem.prefill_emits_first_token)
+        workload = problem.workload if replicas == 1 else problem.workload.without_tree()
+        return cls(workload, (replica,) * replicas, problem.prefill_emits_first_token)
 
     def __len__(self) -> int:
         return len(self.workload)

@@ -265,23 +265,33 @@ class Plan(Shown):
         """The schedules that the bound holds for; None for every one."""
         limited = any(replica.kv_capacity is not None for replica in self.fleet.replicas)
         rules = ["evicts no request"] if limited and self.followed is None else []
-        rules += ["computes each prompt whole"] if self.repeats else []
+        rules += ["computes each prompt whole"] if self._counts_whole else []
         evicting = "" if self.followed is None else ", evicting or not"
         if rules:
             return f"every schedule{evicting}{',' if evicting else ''} that {' and '.join(rules)}"
         return f"every schedule{evicting}" if evicting else None
 
     @property
-    def repeats(self) -> str:
-        """Sentence on beginnings that are computed for each prompt; empty if few are."""
+    def _counts_whole(self) -> bool:
+        """True if prompts share many tokens that the plan counts for each."""
         source, total = self.provenance.prompts, self.workload.computed_tokens
-        distinct = None if source is None else source.distinct_tokens
-        if distinct is None or distinct >= (1 - LEAST_REPEATED) * total:
+        distinct = None if source is None or self.workload.tree is not None else source.distinct_tokens
+        return distinct is not None and distinct < (1 - LEAST_REPEATED) * total
+
+    @property
+    def repeats(self) -> str:
+        """Sentence on beginnings that prompts share; empty if these are few."""
+        source, tree = self.provenance.prompts, self.workload.tree
+        if self._counts_whole:
+            assert source is not None
+            return (
+                f"{self.workload.computed_tokens:,} prompt tokens, {source.distinct_tokens:,} of them"
+                " distinct: the plan and its bound count all, engines that share beginnings compute less"
+            )
+        if tree is None:
             return ""
-        return (
-            f"{total:,} prompt tokens, {distinct:,} of them distinct: the plan and its bound count all,"
-            " engines that share beginnings compute less"
-        )
+        computed = int(self.schedule.stage_tokens(self.problem).sum()) if self.followed is None else None
+        return _computed_once(int(self.workload.input_tokens.sum()), tree.distinct_tokens, computed)
 
     def repeats_in(self, served: Iterable[str], computed: Sequence[int | None]) -> str:
         """Return the sentence on beginnings for a run of the plan.
@@ -293,8 +303,8 @@ class Plan(Shown):
         rows = np.isin(self.workload.ids, list(served))
         whole, tokens = int(self.workload.input_tokens[rows].sum()), sum(each or 0 for each in computed)
         if not self.repeats or None in computed or tokens > (1 - LEAST_REPEATED) * whole:
-            return self.repeats
-        return f"{whole:,} prompt tokens, {tokens:,} of them computed: what prompts share was computed once"
+            return self.repeats if self._counts_whole else ""
+        return _computed_once(whole, tokens, tokens)
 
     @property
     def gap(self) -> float | None:
@@ -427,11 +437,25 @@ class Plan(Shown):
 _DEFAULTS = {"arrival": 0.0, "group": -1, "priority": 0, "deadline": None, "shared_tokens": 0}
 
 
+def _computed_once(whole: int, needed: int, computed: int | None) -> str:
+    """Return a sentence on shared beginnings; empty if these are few.
+
+    computed: Prompt tokens that stages compute; None if not counted.
+    """
+    if needed > (1 - LEAST_REPEATED) * whole:
+        return ""
+    sentence = f"{whole:,} prompt tokens, {needed:,} of them computed: what prompts share is computed once"
+    again = 0 if computed is None else computed - needed
+    return f"{sentence}, and {again:,} tokens again for want of memory" if again else sentence
+
+
 def drop_defaults(columns: dict[str, Any], maker: dict[str, Any]) -> None:
     """Remove a workload's columns of defaults, and a maker's empty message."""
     # Older plans have no such columns, and keep the digest by which their runs resume.
     if not maker["message"]:
         del maker["message"]
+    if columns["tree"] is None:
+        del columns["tree"]
     for name, default in _DEFAULTS.items():
         if columns[name].count(default) == len(columns[name]):
             del columns[name]

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from .arrays import IntArray
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from .problem import Problem
     from .workload import Workload
 
@@ -85,15 +81,14 @@ class PrefixCache:
 
 def usual_prefix_cache(workload: Workload, slots: int, share: float = 0.25) -> int:
     """Return the default size of the prefix cache, in tokens."""
-    if not workload.shared_tokens.any():
+    if not workload.shared_tokens.any() and workload.tree is None:
         return 0
-    return int(share * slots * int((workload.input_tokens + workload.output_tokens).max()))
+    usual = int(share * slots * int((workload.input_tokens + workload.output_tokens).max()))
+    return usual if workload.tree is None else min(usual, int(workload.tree.tokens.sum()))
 
 
 def computed_tokens(problem: Problem, bin_of: IntArray, bins: int) -> IntArray:
     """Return the prompt tokens that each bin computes, shape (bins,)."""
-    if problem.tree is not None:
-        raise ValueError("what a stage computes of a prefix tree depends on what the engine keeps")
     tokens = np.bincount(bin_of, weights=problem.own_tokens, minlength=bins).astype(np.int64)
     prefix = problem.prefix_of
     shared = np.flatnonzero(prefix >= 0)
@@ -114,18 +109,3 @@ def computed_tokens(problem: Problem, bin_of: IntArray, bins: int) -> IntArray:
     for begin, end in zip(begins.tolist(), [*begins[1:].tolist(), len(stages)], strict=True):
         tokens[stages[begin]] += cache.begin_prefixes(prefixes[begin:end], members[begin:end])
     return tokens
-
-
-def distinct_tokens(prompts: Sequence[Sequence[int] | IntArray]) -> int:
-    """Return the tokens of some prompts, with common beginnings counted once."""
-    # With the most significant byte first, bytes sort as their numbers.
-    keys = sorted(np.asarray(prompt, dtype=">u4").tobytes() for prompt in prompts)
-    rows = [np.frombuffer(key, dtype=">u4") for key in keys]
-    shared = sum(_common(before, after) for before, after in pairwise(rows))
-    return sum(map(len, rows)) - shared
-
-
-def _common(one: npt.NDArray[np.integer[Any]], other: npt.NDArray[np.integer[Any]]) -> int:
-    shorter = min(len(one), len(other))
-    differ = np.flatnonzero(one[:shorter] != other[:shorter])
-    return int(differ[0]) if differ.size else shorter

@@ -9,12 +9,14 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from .arrays import IntArray
+from .arrays import IntArray, numbered
 from .files.record import Positive
-from .workload import numbered
 
 _TOKEN_BYTES = 3
 """Bytes of a token id in a sorting key; vocabularies have fewer than 2^24 tokens."""
+
+LEAST_KEPT = 16
+"""Tokens through a node, and tokens that it saves, from which an engine keeps it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -331,6 +333,30 @@ class PrefixTree:
                 node = parents[node]
             before[request] = through[node] if node >= 0 else 0
         return before
+
+    def worth_keeping(self, least: int = LEAST_KEPT) -> PrefixTree:
+        """Return the tree of the nodes that an engine keeps.
+
+        Fewer tokens cost more than they save, unless several prompts differ by their last token at most. A
+        node that is left out adds its tokens to those below it.
+        """
+        through = self.through
+        worth = (self.tokens * (self.requests_below - 1) >= least) & (through >= least)
+        alike = self.leaf[(self.own == 1) & (self.leaf >= 0)]
+        worth |= np.bincount(alike, minlength=len(worth)) > 1
+        nearest = list[int]()
+        for node, (parent, kept) in enumerate(zip(self.parent.tolist(), worth.tolist(), strict=True)):
+            nearest.append(node if kept else nearest[parent] if parent >= 0 else -1)
+        above = np.array([*nearest, -1], dtype=np.int64)
+        number, depth = np.append(np.cumsum(worth) - 1, -1), np.append(through, 0)
+        parent, leaf = above[self.parent[worth]], above[self.leaf]
+        return replace(
+            self,
+            parent=number[parent],
+            tokens=through[worth] - depth[parent],
+            leaf=number[leaf],
+            own=self.prompt_tokens - depth[leaf],
+        )
 
     def select(self, requests: npt.ArrayLike) -> PrefixTree:
         """Return the tree of some requests, each at most once."""

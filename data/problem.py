@@ -88,7 +88,8 @@ class Problem(Shown):
         Most requests in progress at a time: the paper's clients :math:`J`, the engine's batch rows.
     kv_capacity
         Most tokens of KV cache of running requests, or None for no limit. Each request counts its whole
-        prompt, shared or not; prompts kept for later requests count separately.
+        prompt, shared or not; prompts kept for later requests count separately. Where the workload has a tree
+        of beginnings, running requests hold each of them once.
     prefill_token_cap
         Most prompt tokens of one prefill stage, or None for no limit.
     max_position
@@ -99,11 +100,8 @@ class Problem(Shown):
     prefix_cache
         Most tokens of shared prompts kept between prefill stages, in addition to the KV capacity; see
         :class:`~batchbound.data.prefix_cache.PrefixCache`. With 0, each stage computes its shared prompts
-        again.
-    tree
-        Beginnings that running requests hold once, in the KV capacity; None if each request holds its whole
-        prompt. A stage computes whole nodes, and a node stays in the cache at least while a request below it
-        runs. It takes the place of the workload's shared tokens and of ``prefix_cache``.
+        again. Where the workload has a tree of beginnings, they share the memory of :attr:`pages`; see
+        :class:`~batchbound.data.kept_beginnings.KeptBeginnings`.
     memory_divided
         True if the search chose ``prefix_cache``, and left the rest of the memory as ``kv_capacity``. Bounds
         then hold for every division of their sum.
@@ -113,8 +111,8 @@ class Problem(Shown):
     TypeError
         If the workload or the cost has another type.
     ValueError
-        If a limit is not a whole number of at least one (``prefix_cache``: zero), there are more slots than
-        :data:`MOST_SLOTS`, or the tree is of other prompts.
+        If a limit is not a whole number of at least one (``prefix_cache``: zero), or there are more slots
+        than :data:`MOST_SLOTS`.
     ProblemError
         If one request alone exceeds a limit.
     """
@@ -127,7 +125,6 @@ class Problem(Shown):
     max_position: int | None = None
     prefill_emits_first_token: bool = False
     prefix_cache: int = 0
-    tree: PrefixTree | None = None
     memory_divided: bool = False
     decode_steps: IntArray = field(init=False, repr=False)
     prefix_of: IntArray = field(init=False, repr=False)
@@ -155,22 +152,11 @@ class Problem(Shown):
         decode_steps = self.workload.output_tokens - int(self.prefill_emits_first_token)
         decode_steps.flags.writeable = False
         object.__setattr__(self, "decode_steps", decode_steps)
-        self._check_tree()
         self._share()
         total = self.workload.input_tokens + self.workload.output_tokens
         self._refuse(total, "max_position", "prompt and completion take {} tokens")
         self._refuse(self.kv_peak, "kv_capacity", "its KV cache takes {} tokens at the end")
         self._refuse(self.prompt_tokens, "prefill_token_cap", "its prompt takes {} tokens")
-
-    def _check_tree(self) -> None:
-        if self.tree is None:
-            return
-        if not np.array_equal(self.tree.prompt_tokens, self.workload.input_tokens):
-            raise ValueError("the prefix tree is of prompts with other lengths")
-        if self.prefix_cache or self.workload.shared_tokens.any():
-            raise ValueError(
-                "a prefix tree takes the place of shared_tokens and prefix_cache: leave them out"
-            )
 
     def _share(self) -> None:
         """Set the number and the tokens of each shared prompt."""
@@ -211,6 +197,23 @@ class Problem(Shown):
         return self if workload is self.workload else replace(self, workload=workload)
 
     @property
+    def tree(self) -> PrefixTree | None:
+        """Beginnings that running requests hold once; None if each holds its whole prompt."""
+        return self.workload.tree
+
+    @property
+    def pages(self) -> int:
+        """Tokens of KV cache of an engine with a tree: running requests', and beginnings for later ones.
+
+        It has what its slots can hold, at most ``kv_capacity``, a token to come for each slot, and
+        ``prefix_cache``.
+        """
+        longest = int((self.workload.input_tokens + self.workload.output_tokens).max())
+        held = self.slots * longest
+        held = held if self.kv_capacity is None else min(held, max(self.kv_capacity, longest))
+        return held + self.slots + self.prefix_cache
+
+    @property
     def prompt_tokens(self) -> IntArray:
         """Tokens of each prompt, shape (requests,); the hybrid paper's :math:`N^p_i`."""
         return self.workload.input_tokens
@@ -246,6 +249,11 @@ class Problem(Shown):
         return self.prompt_tokens if self.tree is None else self.tree.own
 
     @property
+    def held_at_start(self) -> IntArray:
+        """KV tokens that each request holds for itself in its first decode step, shape (requests,)."""
+        return self.held_alone + int(self.prefill_emits_first_token)
+
+    @property
     def shares_prompts(self) -> bool:
         """True if stages compute tokens that several requests share."""
         return len(self.prefix_tokens) > 0 or self.tree is not None
@@ -253,7 +261,8 @@ class Problem(Shown):
     @property
     def keeps_every_prefix(self) -> bool:
         """True if all shared prompts fit, so each is computed once."""
-        return int(self.prefix_tokens.sum()) <= self.prefix_cache
+        shared = self.prefix_tokens if self.tree is None else self.tree.tokens
+        return int(shared.sum()) <= self.prefix_cache
 
     @property
     def kv_at_start(self) -> IntArray:

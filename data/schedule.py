@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from .arrays import FloatArray, IntArray
 from .costs.cost import CostModel
+from .kept_beginnings import HeldBeginnings, stage_tokens
 from .prefix_cache import computed_tokens
 from .problem import MOST_STEPS, Problem
 
@@ -135,6 +136,8 @@ class Schedule:
 
     def stage_tokens(self, problem: Problem) -> IntArray:
         """Return the prompt tokens computed in each bin, shape (bins,)."""
+        if problem.tree is not None:
+            return stage_tokens(problem, self.bin_of, self.decode_steps)
         return computed_tokens(problem, self.bin_of, self.bins)
 
     def prefill_stages(self) -> int:
@@ -265,6 +268,12 @@ class Schedule:
         cap = problem.prefill_token_cap
         if cap is None:
             return None
+        if problem.tree is not None:
+            over = np.flatnonzero(self.stage_tokens(problem) > cap)
+            if not over.size:
+                return None
+            what = f"{self.stage_tokens(problem)[over[0]]} prompt tokens in one prefill stage, {cap} allowed"
+            return Violation("token cap of a prefill stage", what, bin=int(over[0]))
         # Tokens of the kept shared prompts, and the requests that have yet to begin with each.
         cached: dict[int, int] = {}
         prefix_of, own_tokens = problem.prefix_of.tolist(), problem.own_tokens.tolist()
@@ -298,24 +307,30 @@ class Schedule:
         capacity = problem.kv_capacity
         if capacity is None:
             return None
-        kv_tokens = rest = self.decode_steps[:0]
+        shared = HeldBeginnings(problem)
+        running = kv_tokens = rest = self.decode_steps[:0]
         for k, new in enumerate(self._members()):
-            total = int(kv_tokens.sum() + problem.prompt_tokens[new].sum())
+            running = np.concatenate((running, np.array(new, dtype=np.int64)))
+            shared.count(new, 1)
+            total = int(kv_tokens.sum() + problem.held_alone[new].sum()) + shared.tokens
             if total > capacity:
                 return Violation("KV capacity", f"a prefill stage holds {total} of {capacity} tokens", bin=k)
-            kv_tokens = np.concatenate((kv_tokens, problem.kv_at_start[new]))
+            kv_tokens = np.concatenate((kv_tokens, problem.held_at_start[new]))
             rest = np.concatenate((rest, problem.decode_steps[new]))
-            kv_tokens, rest = kv_tokens[rest > 0], rest[rest > 0]
             steps_left = int(self.decode_steps[k])
-            while steps_left and rest.size:
+            while True:
+                left = rest > 0
+                shared.count(running[~left].tolist(), -1)
+                running, kv_tokens, rest = running[left], kv_tokens[left], rest[left]
+                if not (steps_left and rest.size):
+                    break
                 burst = min(steps_left, int(rest.min()))
-                total = int(kv_tokens.sum()) + len(kv_tokens) * (burst - 1)
+                total = int(kv_tokens.sum()) + len(kv_tokens) * (burst - 1) + shared.tokens
                 if total > capacity:
                     return Violation(
                         "KV capacity", f"a decode step holds {total} of {capacity} tokens", bin=k
                     )
                 kv_tokens, rest = kv_tokens + burst, rest - burst
-                kv_tokens, rest = kv_tokens[rest > 0], rest[rest > 0]
                 steps_left -= burst
         return None
 

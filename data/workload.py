@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from .arrays import FloatArray, IntArray
 from .files.shown import Shown
+from .prefix_tree import PrefixTree
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,6 +60,10 @@ class Request:
     shared_tokens: int = 0
 
 
+COLUMNS = ("ids", *(field.name for field in fields(Request)[1:]))
+"""Columns of a workload, one for each field of a request."""
+
+
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Workload(Shown):
     """Requests as numpy arrays of shape (requests,), one for each field.
@@ -77,11 +82,15 @@ class Workload(Shown):
         Integers.
     shared_tokens
         Tokens, the same for all requests of a group.
+    tree
+        Beginnings that the prompts share, in place of ``shared_tokens``; None if they are not known.
 
     Raises
     ------
     WorkloadError
         If there is no request, or a column has an invalid value or another length than the others.
+    ValueError
+        If the tree is of other prompts.
     """
 
     ids: npt.NDArray[np.object_]
@@ -92,6 +101,7 @@ class Workload(Shown):
     priority: IntArray = None  # type: ignore[assignment]
     deadline: FloatArray = None  # type: ignore[assignment]
     shared_tokens: IntArray = None  # type: ignore[assignment]
+    tree: PrefixTree | None = None
 
     def shown(self) -> Iterator[tuple[str, object]]:
         """Yield the number of requests and their lengths."""
@@ -131,6 +141,15 @@ class Workload(Shown):
             _refuse(column > LONGEST, column, name, f"is beyond any model ({LONGEST} tokens at most)")
         _refuse_repeated(self.ids)
         self._check_shared()
+        self._check_tree()
+
+    def _check_tree(self) -> None:
+        if self.tree is None:
+            return
+        if not np.array_equal(self.tree.prompt_tokens, self.input_tokens):
+            raise ValueError("the prefix tree is of prompts with other lengths")
+        if self.shared_tokens.any():
+            raise ValueError("a prefix tree takes the place of shared_tokens: leave them out")
 
     def _check_shared(self) -> None:
         shared, name = self.shared_tokens, "shared_tokens"
@@ -177,7 +196,7 @@ class Workload(Shown):
         for name in ("input_tokens", "output_tokens"):
             if name not in frame:
                 raise WorkloadError(f"there is no such column among {list(frame)}", row=None, column=name)
-        optional = {
+        optional: dict[str, Any] = {
             name: frame[name].to_numpy()
             for name in ("arrival", "group", "priority", "deadline", "shared_tokens")
             if name in frame.columns
@@ -210,13 +229,15 @@ class Workload(Shown):
         if chosen.size and chosen.dtype.kind not in "iu":
             raise TypeError(f"indices are positions, got {chosen.dtype}; np.flatnonzero makes them of a mask")
         chosen = chosen.astype(np.int64)
-        columns = {name: getattr(self, name)[chosen] for name in self.__slots__}
+        columns: dict[str, Any] = {name: getattr(self, name)[chosen] for name in COLUMNS}
         if not chosen.size or len(np.unique(chosen % len(self))) < len(chosen):
             return Workload(**columns)
+        tree = None if self.tree is None else self.tree.select(chosen % len(self))
         # A subset of valid requests is valid, so it is not checked again.
         part = object.__new__(Workload)
         for name, column in columns.items():
             part._set(name, column, len(chosen))
+        object.__setattr__(part, "tree", tree)
         return part
 
     def group_numbers(self) -> IntArray:
@@ -227,7 +248,9 @@ class Workload(Shown):
 
     @property
     def computed_tokens(self) -> int:
-        """Tokens of all prompts; those that a group shares count once."""
+        """Tokens of all prompts; those that several share count once."""
+        if self.tree is not None:
+            return self.tree.distinct_tokens
         first = np.unique(self.group, return_index=True)[1]
         own_tokens = int((self.input_tokens - self.shared_tokens).sum())
         return own_tokens + int(self.shared_tokens[first].sum())
@@ -252,9 +275,19 @@ class Workload(Shown):
 
     def with_output_tokens(self, output_tokens: npt.ArrayLike) -> Workload:
         """Return the requests with other completion lengths."""
-        columns = {name: getattr(self, name) for name in self.__slots__}
-        columns["output_tokens"] = np.array(output_tokens)
-        return Workload(**columns)
+        return replace(self, output_tokens=np.array(output_tokens))
+
+    def with_tree(self, tree: PrefixTree) -> Workload:
+        """Return the requests with the beginnings that their prompts share.
+
+        A tree without nodes is left out.
+        """
+        none = np.zeros(len(self), dtype=np.int64)
+        return replace(self, shared_tokens=none, tree=tree if len(tree.parent) else None)
+
+    def without_tree(self) -> Workload:
+        """Return the requests as an engine knows them that reuses only the prompts of a group."""
+        return self if self.tree is None else replace(self, tree=None).with_shared_prompts()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -359,12 +392,6 @@ def _integers(values: npt.ArrayLike, name: str) -> IntArray:
     _refuse(np.abs(numbers) > LONGEST, numbers, name, beyond)
     _refuse(numbers != np.floor(numbers), numbers, name, "must be a whole number")
     return numbers.astype(np.int64)
-
-
-def numbered(labels: Iterable[Hashable]) -> IntArray:
-    """Return each label's number, in order of appearance."""
-    number: dict[Hashable, int] = {}
-    return np.array([number.setdefault(label, len(number)) for label in labels], dtype=np.int64)
 
 
 def numbered_rows(*columns: IntArray) -> IntArray:

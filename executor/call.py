@@ -9,9 +9,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..data.arrays import IntArray
+from ..data.arrays import IntArray, numbered
 from ..data.readers.sampling import Sampling
-from ..data.workload import numbered
 from .completion import Completion
 from .models.recording import Recorder, TokenLogprob
 from .partial import Partial

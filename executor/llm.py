@@ -12,7 +12,7 @@ from typing import Any, Literal, Self, cast
 
 import numpy as np
 
-from ..data.arrays import IntArray
+from ..data.arrays import IntArray, numbered
 from ..data.costs.cost import CostModel
 from ..data.files.disk import InputError, shown
 from ..data.prefix_cache import usual_prefix_cache
@@ -20,7 +20,7 @@ from ..data.problem import Problem, limit_of
 from ..data.readers.sampling import LogprobsMode, Sampling, refuse_unknown, refuse_unused
 from ..data.report import Report
 from ..data.trace import Trace
-from ..data.workload import Workload, numbered
+from ..data.workload import Workload
 from ..heuristics.queues.queue_policy import QueuedPolicy
 from ..heuristics.registry import policy_named
 from ..heuristics.unknown_lengths.lengths import Known, Observed

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from ..data.arrays import numbered
 from ..data.problem import Problem
-from ..data.workload import Workload, numbered
+from ..data.workload import COLUMNS, Workload
 from ..heuristics.loop import Execution
 from ..heuristics.policy import UNTIL_CHANGE
 from ..heuristics.queues.queue_policy import QueuedPolicy
@@ -214,7 +215,9 @@ class Running:
     def _with_more(self, more: Workload, call: Call) -> Problem:
         """Return the problem with further requests; those that wait share equal prompts."""
         own, first = self._problem.workload, len(self._problem)
-        columns = {name: np.append(getattr(own, name), getattr(more, name)) for name in Workload.__slots__}
+        columns: dict[str, Any] = {
+            name: np.append(getattr(own, name), getattr(more, name)) for name in COLUMNS
+        }
         columns["ids"][first:] = [f"{first}{STREAM}{name}" for name in more.ids]
         fresh = [
             at

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..data.arrays import IntArray
+from ..data.kept_beginnings import HeldBeginnings
 from ..data.problem import Problem
 from ..data.schedule import Schedule
 from ..data.trace import Stage, Trace
@@ -89,7 +90,7 @@ class Execution:
         count = len(problem)
         self.problem, self.policy, self.engine = problem, policy, engine
         self.on_stage = on_stage
-        self.held_at_start = problem.kv_at_start
+        self.held_at_start, self.shared = problem.held_at_start, HeldBeginnings(problem)
         self.arrival = problem.workload.arrival if queue is None else np.zeros(count)
         self.arrivals = np.argsort(self.arrival, kind="stable")
         if queue is None:
@@ -170,8 +171,12 @@ class Execution:
     def extend(self, problem: Problem) -> None:
         """Add the requests at the end of a longer problem, which arrive now."""
         more = len(problem) - len(self.problem)
+        for request in self.state.running:
+            self._count(request, -1)
         self.problem = self.state.problem = problem
-        self.held_at_start = problem.kv_at_start
+        self.held_at_start, self.shared = problem.held_at_start, HeldBeginnings(problem)
+        for request in self.state.running:
+            self._count(request, 1)
         self.arrival = np.append(self.arrival, np.full(more, self.engine.time))
         self.state.waiting = np.append(self.state.waiting, np.ones(more, dtype=np.bool_))
         self.state.decoded = np.append(self.state.decoded, np.zeros(more, dtype=np.int64))
@@ -187,7 +192,8 @@ class Execution:
         running = [request for request in requests if request in self.state.running]
         for request in running:
             self.state.slot_request[self.slot_of[request]] = FREE
-            self.state.kv_held -= self._held(request)
+            self._count(request, -1)
+            self.state.apart.add(int(request))
             self.finished[request] = self.engine.time
         self.engine.evict(running)
         return running
@@ -241,7 +247,8 @@ class Execution:
                 raise PolicyError(f"request {request} is evicted but not running")
             slots[at[0]] = FREE
             self.state.waiting[request] = True
-            self.state.kv_held -= self._held(request)
+            self._count(request, -1)
+            self.state.apart.add(int(request))
         self.evictions += len(requests)
         self.engine.evict(requests)
 
@@ -258,7 +265,7 @@ class Execution:
                 raise PolicyError(f"slot {slot} is given to request {request} but not free")
             state.waiting[request] = False
             state.slot_request[slot] = request
-            state.kv_held += self._held(request)
+            self._count(request, 1)
         stage, finished = self.engine.prefill(step.prefill, step.slots)
         chosen = np.asarray(step.prefill, dtype=np.int64)
         self.stage_of[chosen] = len(self.stages)
@@ -291,7 +298,7 @@ class Execution:
         for request in finished:
             slot = self.slot_of[request]
             self.state.slot_request[slot] = FREE
-            self.state.kv_held -= self._held(request)
+            self._count(request, -1)
             self.finished[request] = stage.end
             self.done += 1
             for follower in self.followers.get(request, ()):
@@ -303,5 +310,12 @@ class Execution:
             self.on_stage(stage, self.done)
         return finished
 
-    def _held(self, request: int) -> int:
-        return int(self.held_at_start[request] + self.state.decoded[request])
+    def _count(self, request: int, change: int) -> None:
+        """Count what a request holds when it begins (1) or ends (-1)."""
+        state, before = self.state, self.shared.tokens
+        held = int(self.held_at_start[request] + state.decoded[request])
+        if request in state.apart:
+            held += int(self.problem.kv_at_start[request] - self.held_at_start[request])
+        else:
+            self.shared.count([request], change)
+        state.kv_held += change * held + self.shared.tokens - before

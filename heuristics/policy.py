@@ -27,7 +27,8 @@ class State:
     waiting: True for arrived requests that neither run nor are finished, shape (requests,).
     decoded: Decode steps of each request so far, shape (requests,).
     finished: Requests that finished since the last call of the policy, in order.
-    kv_held: Tokens of KV cache held by the running requests.
+    kv_held: Tokens of KV cache held by the running requests, beginnings that they share once.
+    apart: Requests that were evicted: back from the host, they share nothing.
     unarrived: Number of requests that have not arrived yet.
     """
 
@@ -39,6 +40,7 @@ class State:
     decoded: IntArray
     finished: list[int] = field(default_factory=list)
     kv_held: int = 0
+    apart: set[int] = field(default_factory=set)
     unarrived: int = 0
 
     @property

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from ..data.arrays import IntArray
 from ..data.files.record import plain
+from ..data.kept_beginnings import KeptBeginnings
 from ..data.prefix_cache import PrefixCache
 from ..data.problem import Problem
 from ..data.trace import Stage, StageKind
@@ -60,6 +62,7 @@ class Simulator:
         progress = Progress.none(problem, output_tokens) if progress is None else progress
         self._decoded, self._held, self._left = progress.decoded, progress.held, progress.left
         self._prompt, self._cache = problem.prompt_tokens, PrefixCache(problem)
+        self._kept = None if problem.tree is None else KeptBeginnings(problem)
         self._begun = np.zeros(len(problem), dtype=np.bool_)
         self._slot_request = np.full(problem.slots, FREE, dtype=np.int64)
         self._time = 0.0
@@ -77,14 +80,25 @@ class Simulator:
         chosen, taken = np.asarray(requests, dtype=np.int64), np.asarray(slots, dtype=np.int64)
         self._slot_request[taken] = chosen
         begun = self._begun[chosen] | (self._decoded[chosen] > 0)
-        again, tokens = chosen[begun], self._cache.begin(chosen[~begun])
+        again = chosen[begun]
         kv_tokens = int((self._prompt[again] + self._decoded[again]).sum())
-        tokens += kv_tokens if self._swap is None else 0
+        tokens = self._computed(chosen, begun)
         seconds = self._cost.prefill_seconds(tokens) if tokens else 0.0
         seconds += 0.0 if self._swap is None else self._swap * kv_tokens
         self._begun[chosen] = True
         stage = self._advance("prefill", seconds, 0, len(chosen), tokens, tokens)
         return stage, self._release(chosen, taken)
+
+    def _computed(self, chosen: IntArray, begun: npt.NDArray[np.bool_]) -> int:
+        """Return the tokens that a stage computes, and update what is kept."""
+        again = chosen[begun]
+        if self._kept is None:
+            whole = 0 if self._swap is not None else int((self._prompt[again] + self._decoded[again]).sum())
+            return self._cache.begin(chosen[~begun]) + whole
+        if self._swap is None:
+            return self._kept.begin(chosen.tolist(), self._decoded[chosen].tolist())
+        self._kept.resume(again.tolist(), self._decoded[again].tolist())
+        return self._kept.begin(chosen[~begun].tolist())
 
     def decode(self, decode_steps: int, until: float) -> tuple[Stage, list[int]]:
         """Decode until an end, ``decode_steps`` steps, or ``until``."""
@@ -100,12 +114,16 @@ class Simulator:
         self._left[running] -= burst
         self._held[running] += burst
         self._decoded[running] += burst
+        if self._kept is not None:
+            self._kept.decode(burst)
         stage = self._advance("decode", seconds, burst, active, burst * active, kv)
         return stage, self._release(running, occupied)
 
     def evict(self, requests: Sequence[int]) -> None:
         """Free the requests' slots, with their KV cache on the host."""
         self._slot_request[np.isin(self._slot_request, requests)] = FREE
+        if self._kept is not None:
+            self._kept.end(requests)
         if self._swap is not None:
             chosen = np.asarray(requests, dtype=np.int64)
             self._time += self._swap * int((self._prompt[chosen] + self._decoded[chosen]).sum())
@@ -113,15 +131,20 @@ class Simulator:
     def forget_prompts(self) -> None:
         """Drop the shared prompts."""
         self._cache.clear()
+        if self._kept is not None:
+            self._kept.clear()
 
     def recompute(self) -> None:
         """Drop all KV cache that is not on a host."""
-        self._cache.clear()
+        self.forget_prompts()
 
     def restart(self, requests: Sequence[int]) -> None:
         """Drop all decoded tokens of these requests."""
         chosen = np.asarray(requests, dtype=np.int64)
-        self._cache.begin_again(chosen[self._begun[chosen]])
+        begun = chosen[self._begun[chosen]]
+        self._cache.begin_again(begun)
+        if self._kept is not None:
+            self._kept.begin_again(begun.tolist())
         self._left[chosen] += self._decoded[chosen]
         self._held[chosen] -= self._decoded[chosen]
         self._decoded[chosen] = 0
@@ -147,6 +170,8 @@ class Simulator:
         done = self._left[requests] <= 0
         self._slot_request[slots[done]] = FREE
         finished: list[int] = requests[done].tolist()
+        if self._kept is not None:
+            self._kept.end(finished)
         return finished
 
     def _advance(

@@ -208,6 +208,8 @@ def fleet_of(problem: Problem, spec: str, prompts: Sequence[str] = ()) -> Fleet:
         replicas: tuple[Replica, ...] = (one,) * int(spec)
     else:
         replicas = tuple(_read_replicas(spec, one))
+    several = len(replicas) > 1 or replicas[0].busy > 0
+    workload = workload.without_tree() if several else workload
     return Fleet(workload, replicas, problem.prefill_emits_first_token)
 
 

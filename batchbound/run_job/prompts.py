@@ -228,12 +228,13 @@ def _with_earlier_lengths(inputs: Inputs, options: JobOptions) -> Inputs:
     names, ids = [one.name for one in job.records], [one.custom_id for one in job.records]
     caps = [one.max_tokens for one in job.records]
     try:
-        workload = job.workload.with_output_tokens(source.resolve(ids, caps=caps, names=names))
+        lengths = source.resolve(ids, caps=caps, names=names)
     except InputError:
         return inputs  # some prompts have no completion
     note(f"{source.file}: planning with the lengths of an earlier run; --lengths cap ignores them")
-    job = replace(job, lengths=source, workload=workload)
-    return replace(inputs, job=job, problem=replace(inputs.problem, workload=workload.without_arrivals()))
+    job = replace(job, lengths=source, workload=job.workload.with_output_tokens(lengths))
+    workload = inputs.problem.workload.with_output_tokens(lengths)
+    return replace(inputs, job=job, problem=replace(inputs.problem, workload=workload))
 
 
 def _worth(plan: Plan) -> str:

@@ -51,7 +51,7 @@ def show_verified(verified: Verified | Compared, options: VerifyOptions) -> int:
     elif isinstance(plan, IterationPlan):
         _show_iterations(plan, from_prompts=verified.from_prompts)
     else:
-        _show_plan(plan)
+        _show_plan(plan, from_prompts=verified.from_prompts)
     return 0
 
 
@@ -76,7 +76,7 @@ def _claims(plan: Plan | IterationPlan) -> dict[str, object]:
     return claims
 
 
-def _show_plan(plan: Plan) -> None:
+def _show_plan(plan: Plan, *, from_prompts: bool) -> None:
     bound, condition, followed = plan.claim, plan.provenance.condition, plan.followed
     assert bound is not None
     if plan.repeats:
@@ -89,7 +89,14 @@ def _show_plan(plan: Plan) -> None:
     which = (plan.bound_of or "every schedule").removeprefix("every ").removesuffix(", evicting or not")
     held = f", if {condition}" if condition else ""
     say(f"no {which} takes less than {bound.seconds:.6f} s{held}: {bound.source}")
+    if from_prompts:
+        say(_FROM_PROMPTS)
+    elif plan.workload.tree is not None:
+        say("that is of the tree of shared beginnings in this plan: --prompts FILE derives it again")
     say("no gap: the bound is zero" if plan.gap is None else f"gap {plan.gap:.4%}")
+
+
+_FROM_PROMPTS = "the tree of shared beginnings was derived from the prompts again"
 
 
 def _show_iterations(plan: IterationPlan, *, from_prompts: bool) -> None:
@@ -103,7 +110,7 @@ def _show_iterations(plan: IterationPlan, *, from_prompts: bool) -> None:
         say(f"stated: {', '.join(stated)}")
     of_tree = ""
     if from_prompts:
-        say("the tree of shared beginnings was derived from the prompts again")
+        say(_FROM_PROMPTS)
     elif plan.tree is not None and len(plan.tree.parent):
         of_tree = ", for the tree of shared beginnings in this plan"
     say(f"no order takes less than {plan.bound.iterations:,} iterations: {plan.bound.source}{of_tree}")

@@ -79,7 +79,13 @@ def _remarks(gain: Gain, repeats: str) -> list[str]:
         remarks.append(f"least possible {which}, in {gain.capacity:,} tokens of KV cache")
     if gain.replicas > 1:
         remarks.append("steps and stages of the replica that ends last")
-    if repeats:
+    first, ran = gain.first_come.prompt_tokens, gain.this_run.prompt_tokens
+    if gain.needed is not None:
+        remarks.append(
+            f"prompt tokens computed: {first:,} first come, first served; {ran:,} this run; {gain.needed:,}"
+            f" are needed, of {gain.prompt_tokens:,}"
+        )
+    elif repeats:
         remarks.append(repeats)
     if gain.missed is not None and abs(gain.missed) >= _LEAST_MISSED:
         remarks.append(

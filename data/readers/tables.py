@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..arrays import FloatArray, IntArray
+from ..arrays import FloatArray, IntArray, numbered
 from ..files.arrow import holds_parquet, reading_arrow, require_arrow
 from ..files.disk import InputError, read_text, shown
 from ..files.jsonl import json_array, json_lines
 from ..files.sources import local_file, reading, refuse_streams
 from ..prompts.columns import listed, separator
-from ..workload import Workload, WorkloadError, numbered, numbered_ids
+from ..workload import Workload, WorkloadError, numbered_ids
 
 if TYPE_CHECKING:
     import pandas as pd

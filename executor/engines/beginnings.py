@@ -9,37 +9,24 @@ from itertools import count
 import numpy as np
 
 from ...data.arrays import IntArray
+from ...data.kept_beginnings import path_of
 from ...data.prefix_tree import PrefixTree
 from ..kv.store import Path
-
-_LEAST = 16
-"""Tokens through a shared beginning, and tokens saved by it, at least; fewer cost more than they save."""
 
 
 class SharedBeginnings:
     """Nodes of the tree of prompts, each held while requests wait for it."""
 
-    def __init__(self, prompts: Sequence[Sequence[int]]) -> None:
-        self._tree = tree = PrefixTree.of_prompts(prompts)
+    def __init__(self, prompts: Sequence[Sequence[int]], tree: PrefixTree | None = None) -> None:
+        tree = PrefixTree.of_prompts(prompts).worth_keeping() if tree is None else tree
+        self._tree = tree
         self._parent, self._leaf = tree.parent.tolist(), tree.leaf.tolist()
         self._through = tree.through.tolist()
         self._awaited = tree.requests_below
-        worth = (tree.tokens * (self._awaited - 1) >= _LEAST) & (tree.through >= _LEAST)
-        # Prompts that differ by their last token at most are worth it at any length.
-        alike = tree.leaf[(tree.own == 1) & (tree.leaf >= 0)]
-        worth |= np.bincount(alike, minlength=len(worth)) > 1
-        self._worth = worth.tolist()
         self._begun = np.zeros(len(tree), dtype=np.bool_)
-        # Tokens from each node's parent, with those of parents that are not worth it.
-        known = [0] * (len(worth) + 1)
-        tokens = np.zeros(len(worth), dtype=np.int64)
-        for node, parent in enumerate(self._parent):
-            known[node] = self._through[node] if worth[node] else known[parent]
-            tokens[node] = known[node] - known[parent]
-        self.tokens = int(tokens.sum())
+        self.tokens = int(tree.tokens.sum())
         """Tokens of all shared beginnings."""
-        saved = int((tokens * (self._awaited - 1)).sum())
-        self.distinct_tokens = int(tree.prompt_tokens.sum()) - saved
+        self.distinct_tokens = tree.distinct_tokens
         """Tokens of all prompts, each shared beginning counted once."""
 
     @property
@@ -50,13 +37,7 @@ class SharedBeginnings:
 
     def path(self, request: int) -> Path:
         """Return the shared beginnings of a request's prompt."""
-        path = []
-        node = self._leaf[request]
-        while node >= 0:
-            if self._worth[node]:
-                path.append((node, self._through[node]))
-            node = self._parent[node]
-        return path[::-1]
+        return [(node, self._through[node]) for node in path_of(self._parent, self._leaf[request])]
 
     def begin(self, requests: Sequence[int]) -> list[int]:
         """Count requests as begun; return the nodes that no further one waits for."""
@@ -74,10 +55,7 @@ class SharedBeginnings:
         if self._begun[request] == (change < 0):
             return
         self._begun[request] = change < 0
-        node = self._leaf[request]
-        while node >= 0:
-            self._awaited[node] += change
-            node = self._parent[node]
+        self._awaited[path_of(self._parent, self._leaf[request])] += change
 
 
 @dataclass(slots=True, eq=False)

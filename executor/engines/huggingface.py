@@ -13,6 +13,8 @@ import numpy as np
 
 from ...data.arrays import IntArray
 from ...data.files.disk import InputError
+from ...data.kept_beginnings import path_of
+from ...data.prefix_tree import PrefixTree
 from ...data.problem import Problem
 from ...data.trace import DISTINCT, Stage
 from ..models.mixed_sampling import MixedSampler
@@ -120,11 +122,15 @@ class HuggingFaceEngine:
         self._tier = choose_tier(model) if tier is None else tier
         make = self._tier.batch
         options: dict[str, Any] = {"sampler": decoding.sampler}
-        self._beginnings = SharedBeginnings(prompts) if decoding.share_prompts else None
+        self._beginnings = SharedBeginnings(prompts, problem.tree) if decoding.share_prompts else None
         if self._beginnings is not None and self._tier.name == "ragged":
             # On the host memory is ample: beginnings that no row reads may take as much again as the slots.
             roomy = inner.device.type == "cpu" and decoding.kv_tokens is None and problem.kv_capacity is None
-            most = problem.prefix_cache or (slots * capacity if roomy else 0)
+            most = problem.prefix_cache
+            if problem.tree is None:
+                most = most or (slots * capacity if roomy else 0)
+            elif inner.device.type != "cpu" and problem.kv_capacity is None:
+                most = min(most, slots * capacity // 4)
             if decoding.reuse and roomy:
                 most = slots * capacity
             options["shared_tokens"] = most if decoding.reuse else min(most, self._beginnings.tokens)
@@ -374,19 +380,24 @@ class HuggingFaceEngine:
 
 
 def _refuse_unlike(problem: Problem, prompts: Sequence[Sequence[int]]) -> None:
-    """Raise ValueError if a group's prompts do not share what the plan says."""
+    """Raise ValueError if prompts do not share what the plan says."""
+    tree = problem.tree or PrefixTree.of_groups(
+        problem.prompt_tokens, problem.workload.group, problem.workload.shared_tokens
+    )
+    parents, through = tree.parent.tolist(), tree.through.tolist()
     first: dict[int, int] = {}
-    shared = problem.workload.shared_tokens.tolist()
-    for index, prefix in enumerate(problem.prefix_of.tolist()):
-        if prefix < 0:
-            continue
-        other = first.setdefault(prefix, index)
-        if tuple(prompts[index][: shared[index]]) != tuple(prompts[other][: shared[index]]):
-            name, of = (str(problem.workload.ids[i]) for i in (index, other))
-            raise ValueError(
-                f"the prompt of {name!r} does not begin as that of {of!r}, and the plan shares"
-                f" {shared[index]} tokens"
-            )
+    for index, leaf in enumerate(tree.leaf.tolist()):
+        for node in reversed(path_of(parents, leaf)):
+            met, other = node in first, first.setdefault(node, index)
+            if tuple(prompts[index][: through[node]]) != tuple(prompts[other][: through[node]]):
+                name, of = (str(problem.workload.ids[i]) for i in (index, other))
+                raise ValueError(
+                    f"the prompt of {name!r} does not begin as that of {of!r}, and the plan shares"
+                    f" {through[node]} tokens"
+                )
+            if met:
+                # The first request below the node begins as all above it do.
+                break
 
 
 def _within(kv_capacity: int, tier: Tier, slots: int, longest: tuple[int, int]) -> dict[str, Any]:

@@ -212,13 +212,13 @@ class Job:
         """Serve requests on a new engine after earlier ones."""
         names = self.plan.workload.ids.tolist()
         if self.policy is None:
-            problem, schedule = remaining_schedule(self.plan.problem, self.plan.schedule, left)
+            problem, schedule = remaining_schedule(self._problem, self.plan.schedule, left)
             policy = plan_policy(self.plan, schedule, problem)
         else:
-            workload = self.plan.workload.select(left)
+            workload = self._problem.workload.select(left)
             if self.cut_cap is not None:
                 workload = workload.with_output_tokens(self.most_tokens[left])
-            problem = replace(self.plan.problem, workload=workload)
+            problem = replace(self._problem, workload=workload)
             policy = self._policy(self.policy, problem, left)
         engine = HuggingFaceEngine(
             problem,
@@ -259,6 +259,14 @@ class Job:
 
         with device_failures():
             return execute(problem, followed, engine, on_finish=keep, on_stage=staged)
+
+    @property
+    def _problem(self) -> Problem:
+        """Problem of the plan, as the engine shares beginnings."""
+        problem = self.plan.problem
+        if not self.repeatable:
+            return problem
+        return replace(problem, workload=problem.workload.without_tree())
 
     def _policy(self, name: str, problem: Problem, left: IntArray) -> Policy:
         """Return a fresh policy, which learns kinds as they complete."""

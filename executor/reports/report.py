@@ -160,6 +160,9 @@ def run_bound_of(
     prove: Bound of requests that share nothing, or what the workload says.
     evictions: Bound schedules that evict requests as well, as if a trace did.
     """
+    if served.workload.tree is not None:
+        # Every bound counts them once.
+        return prove(served)
     computed = [trace.distinct_tokens for trace in traces]
     whole = [_prompt_tokens(served, trace) for trace in traces]
     if all(tokens is None or tokens >= most for tokens, most in zip(computed, whole, strict=True)):
@@ -238,7 +241,7 @@ class _Part:
 
     prompt_tokens: Tokens of the prompts, without those that a group shares more than once; those that stages
         computed if the engine shares beginnings.
-    whole: False if the engine shares beginnings.
+    whole: False if the engine shares beginnings of which the problem knows nothing.
     shared: True if other replicas may have done some of its work.
     """
 
@@ -276,7 +279,10 @@ class _Part:
             served,
             planned=workload.output_tokens[rows][served],
             prompt_tokens=tokens if trace.distinct_tokens is None else trace.prompt_tokens,
-            whole=prompts is None or distinct is None or distinct >= prompts.input_tokens.sum(),
+            whole=prompts is None
+            or prompts.tree is not None
+            or distinct is None
+            or distinct >= prompts.input_tokens.sum(),
             model_seconds=model_seconds(cost, trace, overheads=measured, turns=turns),
             schedule_seconds=model_seconds(cost, trace, overheads=False, turns=turns),
         )
@@ -296,7 +302,7 @@ def _report(parts: Sequence[_Part], requests: int, bound: Bound | None, run_boun
     busy = [part.busy if clock == "model" else 0.0 for part in parts]
     ends = [part.trace.makespan + before for part, before in zip(parts, busy, strict=True)]
     model_makespan = max(part.busy + part.model_seconds for part in parts)
-    # A bound of a plan counts whole prompts.
+    # A bound of a plan without a tree counts whole prompts.
     proven = bound.proven if bound is not None and all(part.whole for part in parts) else None
     as_planned = len(actual) == requests and not wrong
     evictions = sum(trace.evictions for trace in traces)

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 
 from ...data.arrays import IntArray
+from ...data.kept_beginnings import CountedAhead, HeldBeginnings
 from ...data.prefix_cache import PrefixCache
 from ...data.problem import Problem
 from ..policy import FREE, UNTIL_CHANGE, State
@@ -35,10 +36,13 @@ class Admission:
         self._problem = problem
         self.cap = problem.prefill_token_cap
         self.capacity = problem.kv_capacity
-        self._held_at_start = problem.kv_at_start
+        self._alone = problem.held_alone
+        self._whole = problem.prompt_tokens - problem.held_alone
+        self._emitted = int(problem.prefill_emits_first_token)
         self.reserve: Reserve = reserve
         self.room_at_entry = 0 if self.capacity is None else int(self.capacity * (1 - WATERMARK))
         self._cache = PrefixCache(problem)
+        self._ahead = None if problem.tree is None else CountedAhead(problem)
         self._entered = np.zeros(len(problem), dtype=np.int64)
         self._entries = 0
 
@@ -69,31 +73,54 @@ class Admission:
     def _computed(self, state: State, chosen: IntArray) -> IntArray:
         """Return a stage's tokens for each number of its first requests."""
         again = self._entered[chosen] > 0
+        if self._ahead is not None:
+            counted = self._ahead.tokens(chosen.tolist(), state.running.tolist())
+            return np.cumsum(counted + np.where(again, state.decoded[chosen], 0))
         if not again.any():
             return self._cache.computed(chosen)
         tokens = np.where(again, self._problem.prompt_tokens[chosen] + state.decoded[chosen], 0)
         tokens[~again] = np.diff(self._cache.computed(chosen[~again]), prepend=0)
         return np.cumsum(tokens)
 
+    def _held(self, state: State, requests: IntArray) -> IntArray:
+        """Return the tokens that requests hold for themselves in their coming steps."""
+        kv_tokens: IntArray = self._alone[requests] + state.decoded[requests] + self._emitted
+        if state.apart:
+            kv_tokens += np.where(np.isin(requests, [*state.apart]), self._whole[requests], 0)
+        return kv_tokens
+
+    def _shared(self, state: State, chosen: IntArray) -> IntArray:
+        """Return the shared tokens held with the first 0, 1, ... chosen requests, shape (chosen + 1,)."""
+        if self._ahead is None:
+            return np.zeros(len(chosen) + 1, dtype=np.int64)
+        shared = HeldBeginnings(self._problem)
+        shared.count([request for request in state.running.tolist() if request not in state.apart], 1)
+        tokens = [shared.tokens]
+        for request in chosen.tolist():
+            shared.count([request] if request not in state.apart else (), 1)
+            tokens.append(shared.tokens)
+        return np.array(tokens, dtype=np.int64)
+
     def _fitting_kv(self, state: State, chosen: IntArray) -> int:
         assert self.capacity is not None
-        kv_tokens = self._held_at_start[chosen] + state.decoded[chosen]
+        kv_tokens, shared = self._held(state, chosen), self._shared(state, chosen)
+        more = np.cumsum(kv_tokens) + shared[1:] - shared[0]
         if self.reserve == "present":
-            now = state.kv_held + np.cumsum(kv_tokens)
-            return int(np.searchsorted(now, self.room_at_entry, side="right"))
+            return int(np.searchsorted(state.kv_held + more, self.room_at_entry, side="right"))
         # The stage holds prompts alone, and a completion of one token leaves when it ends.
-        now = state.kv_held + np.cumsum(self._problem.prompt_tokens[chosen] + state.decoded[chosen])
+        now = state.kv_held + more - self._emitted * np.arange(1, len(chosen) + 1)
         count = int(np.searchsorted(now, self.capacity, side="right"))
         running = state.running
-        kv_tokens = np.concatenate((self._held_at_start[running] + state.decoded[running], kv_tokens))
+        kv_tokens = np.concatenate((self._held(state, running), kv_tokens))
         steps_left = self._steps_left(state, np.concatenate((running, chosen)))
-        if int((kv_tokens + np.maximum(steps_left, 1) - 1).sum()) <= self.capacity:
+        if int((kv_tokens + np.maximum(steps_left, 1) - 1).sum()) + shared[-1] <= self.capacity:
             return count
         low, high = 0, count
         probe = min(1, high)
         while low < high:
             size = len(running) + probe
-            if _peak(kv_tokens[:size], steps_left[:size]) <= self.capacity:
+            # Shared tokens are held to the end at most.
+            if _peak(kv_tokens[:size], steps_left[:size]) + shared[probe] <= self.capacity:
                 low = probe
             else:
                 high = probe - 1
@@ -111,6 +138,8 @@ class Admission:
         """Record that some requests are prefilled now, in this order."""
         fresh = np.asarray(requests, dtype=np.int64)
         self._cache.begin(fresh[self._entered[fresh] == 0])
+        if self._ahead is not None:
+            self._ahead.begin(requests)
         for request in requests:
             self._entries += 1
             self._entered[request] = self._entries
@@ -121,7 +150,7 @@ class Admission:
             return []
         running = state.running
         newest_first = running[np.argsort(-self._entered[running])]
-        kv_tokens = self._held_at_start[newest_first] + state.decoded[newest_first]
+        kv_tokens = self._held(state, newest_first)
         over = state.kv_held - self.capacity
         count = 1 + int(np.searchsorted(np.cumsum(kv_tokens), over, side="left"))
         evicted: list[int] = newest_first[: min(count, len(running) - 1)].tolist()

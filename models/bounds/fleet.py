@@ -15,7 +15,7 @@ from ..programme import Programme
 from .divisions import for_every_division_of_fleets, is_one_engine
 from .fleet_steps import FleetCosts, steps_bound
 from .makespan import best_bound
-from .prove import proven_bound
+from .prove import evicting_bound, proven_bound
 
 StageBy = Literal["slots", "tokens", "floor"]
 """Limit by which requests share prefill stages: slots, token cap, or the floor of a stage."""
@@ -106,6 +106,9 @@ def work_bound(fleet: Fleet) -> Bound:
 
     Each request takes part in one prefill stage at least, and in as many decode steps as without.
     """
+    if fleet.workload.tree is not None:
+        # One engine, which holds shared beginnings once.
+        return evicting_bound(fleet.problem())
     bounds = [_alone(fleet)]
     for stage_by in _stage_arguments(fleet):
         bounds += [_shared(fleet, stage_by, step_by) for step_by in _step_arguments(fleet)]

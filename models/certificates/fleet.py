@@ -31,7 +31,7 @@ def verify_fleet_bound(fleet: Fleet, bound: Bound) -> Violation | None:
     kind = certificate.get("kind")
     derived = _DERIVED.get(kind) if isinstance(kind, str) else None
     several = len(fleet.replicas) > 1 or fleet.replicas[0].busy > 0
-    if kind == EVERY_DIVISION and not several:
+    if not several and (kind == EVERY_DIVISION or fleet.workload.tree is not None):
         derived = None
     if derived is None:
         if several:

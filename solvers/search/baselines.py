@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ...data.arrays import IntArray
 from ...data.problem import Problem
 from ...data.schedule import Schedule
 from ...data.trace import Stage
 from ...heuristics.loop import PolicyError, execute, schedule_of
+from ...heuristics.policy import Policy
+from ...heuristics.queues.admission import Admission
 from ...heuristics.queues.known_lengths import dispatch_key, dispatch_of, known_schedule
-from ...heuristics.queues.ordered import arrival_order, group_by_group, longest_first
+from ...heuristics.queues.ordered import Ordered, arrival_order, group_by_group, longest_first
+from ...heuristics.queues.prefill_rules import SkiRental
+from ...heuristics.queues.queue_policy import QueuePolicy
 from ...heuristics.registry import POLICIES, policy_named
 from ...heuristics.simulator import Simulator
 from .backward import backward_schedule
@@ -82,11 +86,8 @@ def baselines(
 
     passes = [in_one_pass(order, patience) for patience in patiences[:2] for order in (longest, arrival)]
     further = [in_one_pass(longest, patience) for patience in patiences[2:]]
-    in_turn: list[Baseline] = []
-    if not problem.keeps_every_prefix:
-        orders = [group_by_group(problem, classes) for classes in CLASSES]
-        in_turn += [in_one_pass(order, patience) for patience in patiences[:2] for order in orders]
-        further += [in_one_pass(order, patience) for patience in patiences[2:] for order in orders]
+    in_turn, more = _in_turn(problem, late, patiences)
+    further += more
     if len(problem) > params.baseline_requests:
         linear, rest = [*in_turn[:1], *passes], [*in_turn[1:], *further]
         first = linear[:1]
@@ -119,6 +120,33 @@ def baselines(
     return [*in_turn[:1], *passes, *map(simulated, names)], further
 
 
+def _in_turn(
+    problem: Problem, late: Callable[[], bool], patiences: Sequence[float]
+) -> tuple[list[Baseline], list[Baseline]]:
+    """Return baselines that take one group after another, and others with more patience."""
+    scarce = problem.tree is not None and problem.memory_can_run_out
+    if not scarce and problem.keeps_every_prefix:
+        return [], []
+
+    def passed(order: IntArray, patience: float) -> Baseline:
+        return lambda _: ski_rental_in_time(problem, late, order=order, patience=patience)
+
+    def queued(order: IntArray, patience: float) -> Baseline:
+        def made(least: float) -> Schedule | None:
+            policy = QueuePolicy(Ordered(order), SkiRental(patience), Admission(problem))
+            return executed_schedule(problem, policy, least, late)
+
+        return made
+
+    # A pass counts whole prompts against the memory.
+    make, orders = queued if scarce else passed, [group_by_group(problem, classes) for classes in CLASSES]
+    first, others = (
+        [make(order, patience) for patience in part for order in orders]
+        for part in (patiences[:2], patiences[2:])
+    )
+    return first, others
+
+
 def simulated_schedule(
     problem: Problem,
     policy: str,
@@ -135,7 +163,10 @@ def simulated_schedule(
         key have equal schedules, so a later one gives None.
     """
     policy_made = policy_named(policy, problem)
-    dispatch = dispatch_of(policy_made)
+    # The quick run counts whole prompts under limits of tokens.
+    limited = problem.prefill_token_cap is not None or problem.kv_capacity is not None
+    counted = problem.tree is not None and limited
+    dispatch = None if counted else dispatch_of(policy_made)
     if dispatch is not None:
         same = dispatch_key(dispatch)
         if met is not None and same in met:
@@ -144,13 +175,20 @@ def simulated_schedule(
         if met is not None and not late():
             met.add(same)
         return schedule
+    return executed_schedule(problem, policy_made, least, late)
+
+
+def executed_schedule(
+    problem: Problem, policy: Policy, least: float, late: Callable[[], bool]
+) -> Schedule | None:
+    """Run a policy on the simulator; None as :func:`simulated_schedule`."""
 
     def watch(stage: Stage, finished: int) -> None:
         if stage.end >= least or late():
             raise _GivenUpError
 
     try:
-        trace = execute(problem, policy_made, Simulator(problem), on_stage=watch)
+        trace = execute(problem, policy, Simulator(problem), on_stage=watch)
     except (_GivenUpError, PolicyError):
         return None
     return None if trace.evictions else schedule_of(trace)

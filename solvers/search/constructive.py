@@ -8,6 +8,7 @@ from heapq import heappop, heappush
 import numpy as np
 
 from ...data.arrays import IntArray
+from ...data.kept_beginnings import CountedAhead
 from ...data.prefix_cache import PrefixCache
 from ...data.problem import Problem
 from ...data.schedule import Schedule
@@ -159,6 +160,8 @@ class _Chooser:
         self._prefix_tokens: list[int] = problem.prefix_tokens.tolist()
         shares = self._cap is not None and self._prefix_tokens
         self._cache = PrefixCache(problem) if shares else None
+        counted = self._cap is not None and problem.tree is not None
+        self._ahead = CountedAhead(problem) if counted else None
         self._memory = None if problem.kv_capacity is None else Memory(problem, problem.kv_capacity)
         self._held = 0
 
@@ -172,11 +175,12 @@ class _Chooser:
         for request in reversed(waiting):
             if len(chosen) == free or misses == LOOK_AHEAD:
                 break
-            more = self._own[request] if self._cache is None else self._computed(request, computed)
+            nodes = set(computed)
+            more = self._computed(request, nodes)
             fits = self._cap is None or tokens + more <= self._cap
             if fits and (self._memory is None or self._memory.hold(request, now)):
                 chosen.append(request)
-                computed.add(self._prefix_of[request])
+                computed = nodes
                 tokens += more
             else:
                 misses += 1
@@ -188,10 +192,12 @@ class _Chooser:
         return chosen, tokens >= FULL_STAGE * self._cap or (turned_away and len(chosen) < free)
 
     def _computed(self, request: int, computed: set[int]) -> int:
-        """Return the tokens that a request adds to a stage."""
-        assert self._cache is not None
+        """Return the tokens that a request adds to a stage, and add what it shares to the computed."""
+        if self._ahead is not None:
+            return self._ahead.more(request, computed)
         prefix = self._prefix_of[request]
-        there = prefix < 0 or prefix in computed or self._cache.keeps(request)
+        there = self._cache is None or prefix < 0 or prefix in computed or self._cache.keeps(request)
+        computed.add(prefix)
         return self._own[request] + (0 if there else self._prefix_tokens[prefix])
 
     def admit(self, chosen: list[int]) -> None:
@@ -199,6 +205,8 @@ class _Chooser:
         self._held = 0
         if self._cache is not None:
             self._cache.begin(np.array(chosen, dtype=np.int64))
+        if self._ahead is not None:
+            self._ahead.begin(chosen)
 
 
 class Memory:

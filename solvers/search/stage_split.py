@@ -9,6 +9,8 @@ import numpy as np
 
 from ...data.arrays import IntArray
 from ...data.costs.cost import CostModel
+from ...data.kept_beginnings import CountedAhead
+from ...data.prefix_tree import PrefixTree
 from ...data.problem import Problem
 from ...data.schedule import Schedule
 
@@ -25,7 +27,7 @@ def split_stages(problem: Problem, schedule: Schedule) -> Schedule:
     if not problem.reaches_bend:
         return schedule
     # The kept shared prompts may change.
-    whole = (schedule,) if len(problem.prefix_tokens) else ()
+    whole = (schedule,) if problem.shares_prompts else ()
     bend = problem.cost.prefill_bend
     return _best_split(problem, schedule, bend, lambda prompts: _parts(prompts, problem.cost), *whole)
 
@@ -62,7 +64,7 @@ def _best_split(
 
     most: Tokens up to which a stage has one part.
     """
-    if not len(problem.prefix_tokens):
+    if not problem.shares_prompts:
         bins = schedule.bins
         counts, tokens = (
             np.bincount(schedule.bin_of, together, bins) for together in (None, problem.prompt_tokens)
@@ -102,7 +104,9 @@ class _Units:
     """
 
     def __init__(self, problem: Problem, *, together: bool = True) -> None:
-        self._problem, self._together = problem, together and bool(len(problem.prefix_tokens))
+        self._problem, self._together = problem, together and problem.shares_prompts
+        self._ahead = None if problem.tree is None else CountedAhead(problem)
+        self._root = None if problem.tree is None else _roots(problem.tree)
         self._computed = np.zeros(len(problem.prefix_tokens), dtype=np.bool_)
         """Which shared prompts an earlier stage computed and all later ones find kept."""
 
@@ -114,6 +118,8 @@ class _Units:
         problem = self._problem
         if not self._together:
             return np.arange(len(members)), problem.prompt_tokens[members]
+        if self._ahead is not None and self._root is not None:
+            return self._of_tree(members, self._ahead, self._root[members])
         prefix, own_tokens = problem.prefix_of[members], problem.own_tokens[members]
         fresh = prefix >= 0
         fresh[fresh] = ~self._computed[prefix[fresh]]
@@ -127,6 +133,32 @@ class _Units:
             label = _pieces(label, own_tokens, problem.prefill_token_cap - shared)
         _, at, unit = np.unique(label, return_index=True, return_inverse=True)
         return unit, np.bincount(unit, weights=own_tokens).astype(np.int64) + shared[at]
+
+    def _of_tree(self, members: IntArray, ahead: CountedAhead, root: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the units of a tree: requests below one root, as many as the cap of a stage allows."""
+        unit, tokens, last, taken = np.empty_like(members), list[int](), None, set[int]()
+        cap, tree = self._problem.prefill_token_cap, self._problem.tree
+        assert tree is not None
+        for at in np.lexsort((tree.leaf[members], root)).tolist():
+            nodes = taken if root[at] == last else set[int]()
+            more = ahead.more(int(members[at]), nodes)
+            if root[at] == last and (cap is None or tokens[-1] + more <= cap):
+                tokens[-1] += more
+            else:
+                nodes = set()
+                tokens.append(ahead.more(int(members[at]), nodes))
+            unit[at], last, taken = len(tokens) - 1, root[at], nodes
+        ahead.begin(members.tolist())
+        return unit, np.array(tokens, dtype=np.int64)
+
+
+def _roots(tree: PrefixTree) -> IntArray:
+    """Return the root above each request's leaf, shape (requests,); each alone without one."""
+    root = list[int]()
+    for node, parent in enumerate(tree.parent.tolist()):
+        root.append(node if parent < 0 else root[parent])
+    alone = -1 - np.arange(len(tree))
+    return np.where(tree.leaf < 0, alone, np.append(root, -1)[tree.leaf])
 
 
 def _pieces(label: IntArray, own: IntArray, room: IntArray) -> IntArray:

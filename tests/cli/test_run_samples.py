@@ -60,14 +60,16 @@ def run(folder: Path, *options: str, name: str = "answers") -> list[dict[str, An
 
 def test_each_answer_is_planned_and_its_prompt_is_counted_once(tmp_path: Path) -> None:
     write_batch(tmp_path)
-    assert Plan.load(plan(tmp_path)).problem.prefix_cache == 3 * (TOKENS + 9) // 4
+    assert Plan.load(plan(tmp_path)).problem.prefix_cache == TOKENS - 1, "as much as they share"
     planned = Plan.load(plan(tmp_path, "--prefix-cache", "100", "--overwrite"))
     names = planned.workload.ids.tolist()
     assert names[:5] == ["r0#0", "r0#1", "r0#2", "r0#3", "r1#0"]
     assert names[-1] == "alone"
-    assert planned.workload.shared_tokens.tolist() == [TOKENS - 1] * 13
+    tree = planned.workload.tree
+    assert tree is not None
+    assert tree.shared_tokens.tolist() == [TOKENS - 1] * 13, "the prompts differ by their last token"
     assert len(set(planned.workload.group.tolist())) == 3, "the last line joins the first one's group"
-    assert planned.schedule.stage_tokens(planned.problem).sum() == 3 * (TOKENS - 1) + 13
+    assert planned.schedule.stage_tokens(planned.problem).sum() == TOKENS - 1 + 13
 
 
 def test_a_line_holds_every_answer_and_counts_its_prompt_once(tmp_path: Path) -> None:
@@ -84,9 +86,7 @@ def test_a_line_holds_every_answer_and_counts_its_prompt_once(tmp_path: Path) ->
         assert body["usage"]["total_tokens"] == TOKENS + body["usage"]["completion_tokens"]
     trace = Trace.load(tmp_path / "answers.trace.jsonl")
     computed = sum(stage.tokens for stage in trace.stages if stage.kind == "prefill")
-    # The plan counts each prompt once a group; the engine computes what groups share once as well.
-    assert planned.schedule.stage_tokens(planned.problem).sum() == 3 * (TOKENS - 1) + 13
-    assert computed == TOKENS - 1 + 13
+    assert computed == planned.schedule.stage_tokens(planned.problem).sum() == TOKENS - 1 + 13
     lengths = read_answer_lengths(tmp_path / "answers.jsonl")
     usage = answers[0]["response"]["body"]["usage"]["completion_tokens"]
     assert lengths["r0"] == -(-usage // 4), "the mean of its answers"

@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 pytest.importorskip("torch", reason="the engine extra is not installed")
 
@@ -16,7 +14,6 @@ from batchbound.cli import main
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.fleet import Fleet
 from batchbound.data.plan import Plan
-from batchbound.data.prefix_cache import distinct_tokens
 from batchbound.data.trace import Trace
 from batchbound.executor.reports.report import run_bound_of
 from batchbound.judging import report
@@ -26,6 +23,9 @@ WORDS = (
     "192 prompt tokens, 67 of them distinct: the plan and its bound count all, engines that share beginnings"
     " compute less"
 )
+
+# The token that begins all prompts is not worth sharing for one of them.
+ONCE = "192 prompt tokens, 68 of them computed: what prompts share is computed once"
 
 
 @pytest.fixture
@@ -40,43 +40,65 @@ def prompts(tmp_path: Path) -> Path:
     return path
 
 
-@given(st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=8))
-def test_a_beginning_counts_once(prompts: list[list[int]]) -> None:
-    beginnings = {tuple(prompt[:end]) for prompt in prompts for end in range(1, len(prompt) + 1)}
-    assert distinct_tokens(prompts) == len(beginnings)
-
-
-def test_bound_report_and_screens_name_what_is_computed_again(
+def test_bound_report_and_screens_count_what_prompts_share_once(
     prompts: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(prompts.parent)
     model = ["--model", "tiny:llama", "--slots", "2"]
     assert main(["plan", "prompts.jsonl", *model, "--lengths", "constant:3", "--work", "1"]) == 0
     plan = Plan.load("plan.json")
-    assert plan.repeats == WORDS
-    assert plan.bound_of == "every schedule that computes each prompt whole"
+    assert plan.repeats == ONCE
+    assert plan.bound_of is None
+    assert plan.schedule.stage_tokens(plan.problem).sum() == 68
     assert main(["verify", "plan.json"]) == 0
-    assert main(["report", "plan.json"]) == 0
-    said = capsys.readouterr().out
-    assert "no schedule that computes each prompt whole takes less than" in said
-    assert said.count("67 of them distinct") == 3  # plan, verify, report
+    assert "--prompts FILE derives it again" in capsys.readouterr().out
+    assert main(["verify", "plan.json", "--prompts", "prompts.jsonl"]) == 0
+    assert "was derived from the prompts again" in capsys.readouterr().out
     assert main(["run", "plan.json", "--model", "tiny:llama", "--threads", "1"]) == 0
-    screen = capsys.readouterr().out
-    # The token that begins all prompts is not worth sharing for one of them.
-    assert "  192 prompt tokens, 68 of them computed: what prompts share was computed once\n" in screen
+    screen = " ".join(capsys.readouterr().out.split())
+    assert "computed: 68 first come, first served; 68 this run; 68 are needed, of 192" in screen
     trace = Trace.load("trace.jsonl")
     ran = report(plan, [trace])
     assert trace.distinct_tokens == 31 + 5 + 32 == ran.prompt_tokens
     assert sum(stage.tokens for stage in trace.stages if stage.kind == "prefill") == 68
-    assert ran.bound is None, "the plan's counts whole prompts"
+    assert ran.bound is not None
     assert ran.run_bound is not None
     assert ran.model_makespan >= ran.run_bound
-    # The bound that counts whole prompts is above what the run took.
     stages = replace(plan.problem, cost=CostModel(0.0, 1.0, 0.0, 0.0))
-    assert best_bound(stages).seconds == 192
-    counted = run_bound_of(Fleet.of(stages, 1), [trace], lambda _: best_bound(stages))
+    assert best_bound(stages).seconds == 68
+    # Without the tree, a bound counts whole prompts, above what the run took.
+    apart = replace(stages, workload=stages.workload.without_tree())
+    assert best_bound(apart).seconds == 192
+    counted = run_bound_of(Fleet.of(apart, 1), [trace], lambda _: best_bound(apart))
     assert counted is not None
     assert counted.seconds == 68
+
+
+def test_a_plan_of_other_prompts_is_refused(
+    prompts: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(prompts.parent)
+    model = ["--model", "tiny:llama", "--slots", "2"]
+    assert main(["plan", "prompts.jsonl", *model, "--lengths", "constant:3", "--work", "1"]) == 0
+    apart = prompts.read_text().replace("aaa", "xyz", 1)
+    prompts.write_text(apart)
+    assert main(["verify", "plan.json", "--prompts", "prompts.jsonl"]) == 1
+    assert "the plan's tree is that of these prompts" in capsys.readouterr().err
+
+
+def test_replicas_count_each_prompt_whole_and_say_so(
+    prompts: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(prompts.parent)
+    words = ["plan", "prompts.jsonl", "--model", "tiny:llama", "--slots", "2", "--replicas", "2"]
+    assert main([*words, "--lengths", "constant:3", "--work", "1"]) == 0
+    plan = Plan.load("plan.json")
+    assert plan.repeats == WORDS
+    assert plan.bound_of == "every schedule that computes each prompt whole"
+    assert main(["verify", "plan.json"]) == 0
+    said = capsys.readouterr().out
+    assert "no schedule that computes each prompt whole takes less than" in said
+    assert said.count("67 of them distinct") == 2  # plan, verify
 
 
 def test_prompts_that_begin_differently_say_nothing(

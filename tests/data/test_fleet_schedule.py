@@ -182,8 +182,11 @@ def test_groups_are_told_apart_whatever_their_names() -> None:
     )
 
 
-def test_a_fleet_takes_no_tree_of_prompts() -> None:
+def test_several_replicas_take_no_tree_of_prompts() -> None:
     tree = PrefixTree.of_prompts([[1, 2, 3], [1, 2, 4]])
-    problem = replace(problem_of([3, 3], [2, 2], 2), tree=tree)
-    with pytest.raises(ValueError, match="leave the prefix tree out"):
-        Fleet.of(problem, 2)
+    problem = problem_of([3, 3], [2, 2], 2)
+    problem = replace(problem, workload=problem.workload.with_tree(tree))
+    assert Fleet.of(problem, 1).problem().tree is not None
+    assert Fleet.of(problem, 2).problem().tree is None
+    with pytest.raises(ValueError, match="count prompts without their tree"):
+        replace(Fleet.of(problem, 1), replicas=Fleet.of(problem, 2).replicas)

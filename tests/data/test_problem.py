@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -97,12 +98,15 @@ def test_arrivals_can_be_left_out() -> None:
 def test_a_tree_takes_the_place_of_whole_prompts() -> None:
     tree = tree_of([-1], [4], [0, 0, -1], [2, 1, 3])
     workload = Workload.from_lengths([6, 5, 3], [2, 2, 2])
-    problem = Problem(workload, CostModel(1.0, 0.0, 1.0, 0.0), 2, tree=tree)
+    problem = Problem(workload.with_tree(tree), CostModel(1.0, 0.0, 1.0, 0.0), 2, kv_capacity=12)
     assert problem.own_tokens.tolist() == [2, 1, 3]
     assert problem.prompt_pieces.tolist() == [2, 1, 3, 4]
     assert not problem.holds_whole_prompts
     assert Problem(workload, problem.cost, 2).holds_whole_prompts
+    # Two requests of eight tokens at most, or twelve; and a token to come for each.
+    assert problem.pages == 12 + 2
+    assert replace(problem, kv_capacity=None, prefix_cache=3).pages == 16 + 2 + 3
     with pytest.raises(ValueError, match="of prompts with other lengths"):
-        Problem(workload.select([0, 1]), problem.cost, 2, tree=tree)
+        workload.select([0, 1]).with_tree(tree)
     with pytest.raises(ValueError, match="leave them out"):
-        Problem(workload, problem.cost, 2, prefix_cache=4, tree=tree)
+        replace(workload, group=np.array([0, 0, -1]), shared_tokens=np.array([1, 1, 0]), tree=tree)

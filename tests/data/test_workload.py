@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from builders import workload_of
 
-from batchbound.data.workload import LATEST, LONGEST, Request, Workload, WorkloadError, numbered_ids
+from batchbound.data.workload import COLUMNS, LATEST, LONGEST, Request, Workload, WorkloadError, numbered_ids
 
 
 def test_columns_that_are_left_out_have_the_defaults_of_a_request() -> None:
@@ -81,7 +81,7 @@ def test_no_requests_are_refused() -> None:
 def test_columns_cannot_be_changed() -> None:
     lengths = np.array([1, 2])
     workload = Workload(np.array(["a", "b"]), lengths, lengths)
-    for name in workload.__slots__:
+    for name in COLUMNS:
         with pytest.raises(ValueError, match="read-only"):
             getattr(workload, name)[0] = 9
 

@@ -13,9 +13,9 @@ from builders import mostly_slow
 pytest.importorskip("torch", reason="the engine extra is not installed")
 
 from batchbound.data.costs.cost import CostModel
+from batchbound.data.prefix_tree import PrefixTree
 from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
-from batchbound.executor.engines import beginnings
 from batchbound.executor.engines.beginnings import SharedBeginnings
 from batchbound.models.bounds.conversations import counted_bound
 
@@ -60,7 +60,8 @@ def least_seconds(problem: Problem, shared: SharedBeginnings) -> float:
 def test_no_schedule_that_shares_beginnings_takes_less_than_the_bound(
     part: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(beginnings, "_LEAST", 1)
+    kept = PrefixTree.worth_keeping
+    monkeypatch.setattr(PrefixTree, "worth_keeping", lambda tree: kept(tree, 1))
     tight = shared_any = 0
     for seed in range(100 * part, 100 * part + 100):
         rng = random.Random(seed)

@@ -16,6 +16,7 @@ pytest.importorskip("transformers", reason="the engine extra is not installed")
 from tier_cases import FAST, RAGGED, answers_of_generate, generate_alone
 
 from batchbound.data.costs.cost import CostModel
+from batchbound.data.prefix_tree import PrefixTree
 from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
 from batchbound.executor.engines.beginnings import ReusedBeginnings
@@ -31,6 +32,7 @@ from batchbound.executor.models.tiny import FAMILIES
 from batchbound.executor.models.tokenizers import ByteTokenizer
 from batchbound.heuristics.loop import execute, schedule_of
 from batchbound.heuristics.registry import policy_named
+from batchbound.heuristics.simulate import simulate
 
 # GPT-BigCode in transformers 5.17 scripts a function, which newer torch deprecates.
 pytestmark = [
@@ -169,35 +171,61 @@ def test_weights_that_change_between_calls_leave_nothing_stale() -> None:
 
 @pytest.mark.parametrize("capacity", [None, 130])
 @pytest.mark.parametrize("room", mostly_slow([0, 40, 80, 10**6], fast=[40]))
-def test_the_engine_computes_no_more_than_the_schedule_says(
-    room: int, capacity: int | None, llama: Any
-) -> None:
+def test_the_engine_computes_what_the_schedule_says(room: int, capacity: int | None, llama: Any) -> None:
     prompts, lengths = groups(5, 4, seed=7)
-    number = np.repeat(np.arange(5), 4)
-    workload = Workload.from_lengths([len(prompt) for prompt in prompts], lengths)
-    workload = replace(workload, group=number).with_shared_prompts()
-    cost = CostModel.paper()
+    tree = PrefixTree.of_prompts(prompts).worth_keeping()
+    workload = Workload.from_lengths([len(prompt) for prompt in prompts], lengths).with_tree(tree)
     problem = Problem(
-        workload, cost, 3, kv_capacity=capacity, prefill_emits_first_token=True, prefix_cache=room
+        workload,
+        CostModel.paper(),
+        3,
+        kv_capacity=capacity,
+        prefill_emits_first_token=True,
+        prefix_cache=room,
     )
+    # The longest first takes the groups in turn: scarce memory drops some, which are computed again.
+    again = {(None, 0): 0, (None, 40): 0, (None, 80): 0, (130, 0): 38, (130, 40): 0, (130, 80): 0}
     engine = HuggingFaceEngine(problem, llama, prompts, np.array(lengths))
     trace = execute(problem, policy_named("lpt-ski", problem), engine)
     computed = [stage.tokens for stage in trace.stages if stage.kind == "prefill"]
-    planned = schedule_of(trace).stage_tokens(problem).tolist()
-    assert all(tokens <= most for tokens, most in zip(computed, planned, strict=True))
+    assert computed == schedule_of(trace).stage_tokens(problem).tolist()
     once = sum(len(prompt) + 3 for prompt in prompts[::4])
-    # Without room for prompts that no running request reads, scarce memory drops them.
-    again = capacity is not None and room == 0
-    assert once <= sum(computed) <= (sum(planned) if again else once)
+    assert sum(computed) == once + again.get((capacity, room), 0)
     assert engine.answers == answers_of_generate("llama", list(zip(prompts, lengths, strict=True)))
+
+
+@pytest.mark.parametrize("seed", mostly_slow(range(30), fast=range(3)))
+def test_the_engine_computes_what_the_simulator_says_of_trees(seed: int, llama: Any) -> None:
+    rng = random.Random(seed)
+    prompts, lengths = drawn_tree(seed, rng.randint(8, 30))
+    tree = PrefixTree.of_prompts(prompts).worth_keeping()
+    workload = Workload.from_lengths([len(prompt) for prompt in prompts], lengths).with_tree(tree)
+    longest = max(len(prompt) + length for prompt, length in zip(prompts, lengths, strict=True))
+    capacity = rng.choice([None, longest + rng.randint(0, 30), 2 * longest])
+    problem = Problem(
+        workload,
+        CostModel.paper(),
+        rng.randint(1, 4),
+        kv_capacity=capacity,
+        prefill_emits_first_token=True,
+        prefix_cache=rng.choice([0, rng.randint(1, 60)]),
+    )
+    for policy in ("fcfs", "lpt-ski"):
+        engine = HuggingFaceEngine(problem, llama, prompts, np.array(lengths))
+        ran = execute(problem, policy_named(policy, problem), engine)
+        expected = simulate(problem, policy, swap=0.0)
+        stages = [(stage.kind, stage.tokens, stage.active) for stage in expected.stages]
+        assert [(stage.kind, stage.tokens, stage.active) for stage in ran.stages] == stages
 
 
 def test_prompts_that_the_plan_shares_and_that_differ_are_refused(llama: Any) -> None:
     workload = Workload.from_lengths([3, 3], [2, 2])
     workload = replace(workload, group=np.zeros(2, dtype=np.int64)).with_shared_prompts()
-    problem = Problem(workload, CostModel.paper(), 2, prefill_emits_first_token=True)
-    with pytest.raises(ValueError, match="the prompt of 'request-1' does not begin as that of 'request-0'"):
-        HuggingFaceEngine(problem, llama, [[1, 2, 3], [1, 4, 3]], np.array([2, 2]))
+    tree = workload.with_tree(PrefixTree.of_prompts([[1, 2, 3], [1, 2, 4]]))
+    for shared in (workload, tree):
+        problem = Problem(shared, CostModel.paper(), 2, prefill_emits_first_token=True)
+        with pytest.raises(ValueError, match="of 'request-1' does not begin as that of 'request-0'"):
+            HuggingFaceEngine(problem, llama, [[1, 2, 3], [1, 4, 3]], np.array([2, 2]))
 
 
 @pytest.mark.parametrize("kind", [RaggedBatch, WindowBatch])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ pytest.importorskip("transformers", reason="the engine extra is not installed")
 
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.lengths.steps import BARRIER, Way
+from batchbound.data.prefix_tree import PrefixTree
 from batchbound.data.problem import Problem
 from batchbound.data.readers.sampling import Sampling
 from batchbound.data.workload import Workload
@@ -161,8 +163,9 @@ def in_steps(policy: str, way: Way, lengths: np.ndarray, engine: HuggingFaceEngi
 def grouped(lengths: np.ndarray) -> Problem:
     workload = Workload.from_lengths([len(prompt) for prompt in prompts()], lengths)
     group = np.repeat(np.arange(GROUPS), SAMPLES)
-    workload = Workload(workload.ids, workload.input_tokens, workload.output_tokens, group=group)
-    return Problem(workload, COST, SLOTS // 2, prefill_emits_first_token=True)
+    tree = PrefixTree.of_prompts(prompts()).worth_keeping()
+    workload = replace(workload, group=group).with_tree(tree)
+    return Problem(workload, COST, SLOTS // 2, prefill_emits_first_token=True, prefix_cache=100)
 
 
 @pytest.mark.slow
@@ -179,8 +182,7 @@ def test_steps_on_a_model_take_what_they_take_in_the_simulator_and_the_ways_rank
         most = np.full(len(names), MOST)
         asked = dict(zip(names, samplings(end), strict=True))
         rule = rules_of(asked, prompts(), most.tolist(), model.tokenizer, ends)
-        # The simulator counts every prompt whole.
-        options = DecodeOptions(NO_EOS if rule.ends else ends, rule, share_prompts=False)
+        options = DecodeOptions(NO_EOS if rule.ends else ends, rule)
         engine = HuggingFaceEngine(problem, model.model, prompts(), most, decoding=options)
         ran[name] = in_steps(policy, way, lengths, engine)
         expected[name] = in_steps(policy, way, lengths, None)

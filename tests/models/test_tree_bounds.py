@@ -48,7 +48,7 @@ def test_arguments_about_whole_prompts_would_prove_more_than_is_true() -> None:
     wrong = 0
     for seed in range(60):
         problem = stage_job(seed)
-        whole = proven_bound(replace(problem, tree=None), repeatable=True)
+        whole = proven_bound(replace(problem, workload=problem.workload.without_tree()), repeatable=True)
         wrong += whole.seconds > least_seconds(problem, evictions=False) * (1 + 1e-9)
     assert wrong > 10
 
@@ -63,12 +63,12 @@ def test_a_claim_about_whole_prompts_is_refused_where_beginnings_are_held_once(
 ) -> None:
     tree = tree_of([-1], [10], [0, 0, 0], [1, 1, 1])
     workload = Workload.from_lengths(tree.prompt_tokens, [4, 4, 4])
-    problem = Problem(workload, UNIT, 3, kv_capacity=25, tree=tree)
+    problem = Problem(workload.with_tree(tree), UNIT, 3, kv_capacity=25)
     bound = proven_bound(problem, repeatable=True)
     proven: Any = bound.certificate["decode_steps"]
     assert proven["at_least"] == 4
     # Of three whole prompts of 11 to 14 tokens, one runs at a time.
-    steps = least_counts(replace(problem, tree=None)).decode_steps
+    steps = least_counts(replace(problem, workload=problem.workload.without_tree())).decode_steps
     assert steps > 4
     for certificate in (
         {"kind": "trivial", "decode_steps": {"at_least": steps, **claim}},
@@ -81,8 +81,8 @@ def test_a_claim_about_whole_prompts_is_refused_where_beginnings_are_held_once(
 def test_solvers_that_count_whole_prompts_refuse_shared_beginnings() -> None:
     tree = tree_of([-1], [10], [0, 0, 0], [1, 1, 1])
     workload = Workload.from_lengths(tree.prompt_tokens, [4, 4, 4])
-    problem = Problem(workload, UNIT, 3, kv_capacity=25, tree=tree)
-    assert can_list_states(replace(problem, tree=None))
+    problem = Problem(workload.with_tree(tree), UNIT, 3, kv_capacity=25)
+    assert can_list_states(replace(problem, workload=problem.workload.without_tree()))
     assert not can_list_states(problem)
     with pytest.raises(UnsupportedProblemError, match="prompts that requests share"):
         refuse_shared(problem)

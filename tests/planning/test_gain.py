@@ -89,8 +89,8 @@ def test_replicas_end_with_the_same_four_lines(times: float) -> None:
     traces = [slower(trace, times) for trace in run.traces]
     found = gain_of_fleet(fleet, traces, costs=[UNIT, UNIT])
     assert found is not None
-    assert found.first_come == Course(7.0 * times, 5, 2)
-    assert found.this_run == Course(5.0 * times, 4, 1)
+    assert found.first_come == Course(7.0 * times, 5, 2, 2)
+    assert found.this_run == Course(5.0 * times, 4, 1, 1)
     assert found.known == found.this_run
     assert found.least == pytest.approx(5.0 * times)
     lines = gain_lines(found, "M", None)

@@ -16,6 +16,7 @@ pytest.importorskip("torch", reason="the engine extra is not installed")
 
 from batchbound.data.costs.cost import CostModel
 from batchbound.data.plan import Plan, Provenance
+from batchbound.data.prefix_tree import PrefixTree
 from batchbound.data.problem import Problem
 from batchbound.data.readers.requests import read_workload
 from batchbound.data.trace import Trace
@@ -93,14 +94,16 @@ def drawn(seed: int, folder: Path) -> Drawn:
     path = folder / "prompts.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     job = read_workload(path, count_tokens=lambda records: [*map(len, encoded(records, loaded()[1]))])
-    work = job.workload
+    prompts = Prompts.encode(job.records, loaded()[1])
+    work = job.workload.with_tree(PrefixTree.of_prompts(prompts.tokens).worth_keeping())
     longest = int((work.input_tokens + work.output_tokens).max())
     cap = int(work.input_tokens.max() + rng.integers(0, 150)) if rng.random() < 0.4 else None
     capacity = int(longest * rng.uniform(1, 1 + 0.7 * slots)) if rng.random() < 0.5 else None
-    problem = Problem(work, COST, slots, prefill_token_cap=cap, kv_capacity=capacity)
+    room = int(rng.integers(0, 2 * longest)) if work.tree is not None and rng.random() < 0.5 else 0
+    problem = Problem(work, COST, slots, prefill_token_cap=cap, kv_capacity=capacity, prefix_cache=room)
     problem = replace(problem, prefill_emits_first_token=True)
     plan = make_plan(problem, limits=Limits(work=1), provenance=Provenance(job.lengths.to_json()))
-    return Drawn(plan, Prompts.encode(job.records, loaded()[1]), pinned=bool(rng.random() < 0.3))
+    return Drawn(plan, prompts, pinned=bool(rng.random() < 0.3))
 
 
 @pytest.fixture(params=mostly_slow(range(JOBS), (1, 3, 4, 5)))
@@ -114,6 +117,7 @@ def test_a_run_in_file_order_gains_nothing_and_the_others_gain_over_it(job: tupl
     own = jobs.gain(fcfs)
     counts = fcfs.decode_steps, fcfs.prefill_stages
     assert (own.first_come.decode_steps, own.first_come.prefill_stages) == counts
+    assert own.first_come.prompt_tokens == own.this_run.prompt_tokens == fcfs.prompt_tokens
     assert own.first_come.seconds == pytest.approx(own.this_run.seconds, rel=0.005)
     assert own.least <= own.this_run.seconds * (1 + 1e-9)
     planned = jobs.run(folder, None)

@@ -28,7 +28,7 @@ class CompiledJob:
         tokens = problem.own_tokens[self.members]
         if problem.keeps_every_prefix:
             group = np.full_like(group, -1)
-        columns = (problem.decode_steps[self.members], tokens, problem.kv_at_start[self.members], group)
+        columns = (problem.decode_steps[self.members], tokens, problem.held_at_start[self.members], group)
         shared = problem.prefix_tokens if len(problem.prefix_tokens) else np.zeros(1)
         self._columns = tuple(np.ascontiguousarray(column, dtype=np.int32) for column in (*columns, shared))
         self.job = job_of(
@@ -52,7 +52,8 @@ class CompiledJob:
         problem, cost = self.problem, self.problem.cost
         _, decode = schedule.stage_seconds(problem)
         fixed = float(decode.sum()) - cost.decode_base * len(decode)
-        once = problem.prompt_pieces if problem.keeps_every_prefix else problem.own_tokens
+        again = problem.tree is None and not problem.keeps_every_prefix
+        once = problem.own_tokens if again else problem.prompt_pieces
         fixed += cost.prefill_per_token * float(once.sum())
         return (seconds - fixed) / cost.decode_base
 
