@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -12,13 +13,16 @@ from ..data.arrays import IntArray
 from ..data.bound import Bound
 from ..data.fleet import Fleet, FleetSchedule
 from ..data.plan import FollowedPolicy, Plan
+from ..data.problem import Problem
 from ..data.trace import Stage
 from ..heuristics.dispatch import dispatch
 from ..heuristics.loop import PolicyError, execute
 from ..heuristics.policy import Policy, State, Step
 from ..heuristics.queues.first_come import can_count, first_come
+from ..heuristics.queues.prefill_rules import PrefillRule, SkiRental
 from ..heuristics.registry import POLICIES, policy_named
 from ..heuristics.simulator import KEEPS_KV, Simulator
+from ..heuristics.unknown_lengths.groups import has_groups
 from ..models.bounds.fleet import work_bound
 from ..models.bounds.prove import evicting_bound
 from ..solvers.result import Limits, Status, StoppedBy
@@ -29,6 +33,10 @@ EVICTING = tuple(name for name, entry in POLICIES.items() if entry.evicts)
 
 RULES_SHARE = 0.2
 """Share of a time limit that is kept for these policies; larger tries more of them, and searches less."""
+
+
+QUICK_REQUESTS = 3_000
+"""Requests up to which counted policies run to their end, late or not; 20 microseconds each."""
 
 
 class _TooLongError(Exception):
@@ -67,15 +75,14 @@ def following_plan(
     plan: Plan of one replica or more; it is returned unchanged if memory cannot run out.
     until: Time of the clock at which the simulations end; None for no limit.
     most_requests: Most requests for which policies are simulated without a time limit.
-    most_compared: Most requests for which every evicting policy is simulated without one.
+    most_compared: The same for those that are not counted from event to event.
     """
     if not _may_evict(plan.fleet) or plan.maker.stopped_by == StoppedBy.INTERRUPT:
         return plan
     needed = names = EVICTING if _may_learn(plan.fleet) else EVICTING[:2]
     if until is None:
-        names = names[
-            : 0 if len(plan.fleet) > most_requests else 1 if len(plan.fleet) > most_compared else None
-        ]
+        most = most_requests if _is_counted(plan.fleet.problem(0), names[-1]) else most_compared
+        names = names[: 0 if len(plan.fleet) > most_requests else 1 if len(plan.fleet) > most else None]
     best, tried, interrupted = None, set[str](), False
     try:
         for name, run in _runs(plan, names, until):
@@ -141,10 +148,9 @@ def simulated(
             if busy + stage.end >= most:
                 raise _TooLongError
 
-        if policy == "fcfs" and can_count(problem):
-            first = first_come(
-                problem, lambda: until is not None and time.perf_counter() > until, keeps_kv=True
-            )
+        if _is_counted(problem, policy):
+            late = partial(_late, None if len(fleet) <= QUICK_REQUESTS else until)
+            first = first_come(problem, late, keeps_kv=True, rule=_COUNTED[policy])
             if first is None:
                 raise _TooLongError
             seconds = max(seconds, replica.busy + first.seconds)
@@ -156,6 +162,18 @@ def simulated(
         counts += trace.prefill_stages, trace.decode_steps, trace.evictions
     stages, steps, evictions = counts.tolist()
     return _Run(policy, replica_of, seconds, stages, steps, evictions) if evictions else None
+
+
+_COUNTED: dict[str, PrefillRule | None] = {"fcfs": None, "learned": SkiRental()}
+"""Policies that are counted from event to event on jobs without groups, by their prefill rule."""
+
+
+def _is_counted(problem: Problem, policy: str) -> bool:
+    return policy in _COUNTED and can_count(problem) and (policy == "fcfs" or not has_groups(problem))
+
+
+def _late(until: float | None) -> bool:
+    return until is not None and time.perf_counter() > until
 
 
 def _runs(plan: Plan, names: tuple[str, ...], until: float | None) -> Iterator[tuple[str, _Run | None]]:

@@ -36,6 +36,10 @@ COST = CostModel(0.004, 1e-5, 0.006, 2e-5)
 EIGHT = Problem(Workload.from_lengths([50] * 8, [64] * 8), COST, 8, kv_capacity=300)
 
 
+PAIRS = replace(EIGHT, workload=replace(EIGHT.workload, group=np.arange(8) // 2))
+"""The same in pairs, whose lengths the policy `learned` learns step by step."""
+
+
 def planned(problem: Problem) -> Plan:
     return make_plan(problem, limits=Limits(work=4))
 
@@ -136,7 +140,7 @@ def test_without_evictions_a_plan_follows_its_schedule() -> None:
 
 
 def test_a_plan_names_the_rules_that_there_was_no_time_for() -> None:
-    schedule = make_plan(EIGHT, limits=Limits(work=4), evicting=False)
+    schedule = make_plan(PAIRS, limits=Limits(work=4), evicting=False)
     few = following_plan(schedule, most_requests=1)
     assert (few.followed, few.maker.message) == (None, "rules that evict requests, not tried: fcfs, learned")
     late = following_plan(schedule, until=0.0)
@@ -149,7 +153,7 @@ def test_a_plan_names_the_rules_that_there_was_no_time_for() -> None:
 
 
 def test_ctrl_c_while_rules_are_simulated_keeps_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
-    schedule = make_plan(EIGHT, limits=Limits(work=4), evicting=False)
+    schedule = make_plan(PAIRS, limits=Limits(work=4), evicting=False)
 
     def pressed(name: str, problem: Problem) -> Policy:
         if name != "fcfs":
