@@ -103,7 +103,7 @@ def _read(options: PlanOptions) -> ReadJob:
         longest=options.longest_completion,
         columns=options.columns_of(name),
         drop_unanswered=options.drop_unanswered,
-        prefix_caching=not options.no_prefix_caching,
+        unit=None if options.no_prefix_caching else options.unit or 1,
     )
     check_counted(options, options.workload, counts=read.digest is not None, positions=False)
     work = read.job.workload

@@ -154,6 +154,12 @@ class MixingOptions(Options):
         f"tokens per block of KV cache (default: {USUAL_BLOCK} in the simulation, 1 in the bound)",
         needs=("engine",),
     )
+    unit: TokenCount | None = option(
+        None,
+        "tokens by which the engine reuses a common beginning: vLLM's prefix_match_unit, or else its block"
+        " size (default 1, which is always safe: a larger one than the engine's gives a false bound)",
+        needs=("engine",),
+    )
     no_prefix_caching: bool = option(
         False,
         "compute each prompt in full, as vLLM with --no-enable-prefix-caching (default: compute a common"
@@ -218,6 +224,7 @@ class PlanOptions(LimitOptions, UncertainOptions, FleetOptions, SolverOptions, D
             when=lambda options: options.replicas is not None and options.length_error is not None,
             where="with --replicas and --length-error: queues are compared",
         ),
+        Rule(("unit",), excludes=("no_prefix_caching",)),
         Rule(("params",), excludes=("replicas", "length_error", "sweep", "engine")),
         Rule(("params",), when=lambda options: options.solver != DEFAULT_SOLVER, where=_ON_SOLVER),
         *(Rule((name,), excludes=("engine",), hint=hint) for name, hint in _ON_ENGINE.items()),

@@ -111,7 +111,7 @@ def read_mixed_job(
     longest: int | None = None,
     columns: PromptColumns | None = None,
     drop_unanswered: bool = False,
-    prefix_caching: bool = True,
+    unit: int | None = 1,
 ) -> ReadJob:
     """Read a job for a server from a file or a generator.
 
@@ -126,8 +126,8 @@ def read_mixed_job(
         Tokenizer of the engine; without one, text prompts count as one token per four bytes.
     lengths, longest, columns, drop_unanswered
         As in :func:`~batchbound.data.readers.requests.read_workload`.
-    prefix_caching
-        True if the engine computes shared beginnings of prompts only once.
+    unit
+        Tokens by which the engine reuses a beginning; None if it computes each prompt whole.
 
     Raises
     ------
@@ -140,15 +140,15 @@ def read_mixed_job(
         read = read_workload(name, lengths=lengths, longest=longest, drop_unanswered=drop_unanswered)
         work = read.workload.without_arrivals()
         job = MixedJob(work, exact=read.lengths.kind == "known", assumptions=(COUNTS_ALL,))
-        if prefix_caching:
-            tree = PrefixTree.of_groups(work.input_tokens, work.group, work.shared_tokens)
+        if unit is not None:
+            tree = PrefixTree.of_groups(work.input_tokens, work.group, work.shared_tokens, unit)
             job = replace(job, tree=tree, assumptions=(Assumption(DISTINCT, "assumed"), *assumed_of(tree)))
         return ReadJob(job, name, read.lengths)
     if drop_unanswered:
         raise nothing_to_drop(name)
     requests = read_server_batch(name, columns)
     output, source = planned_lengths(requests, lengths, longest)
-    job = _sent(requests, output, tokenizer, name, prefix_caching=prefix_caching)
+    job = _sent(requests, output, tokenizer, name, unit)
     job = replace(job, exact=source.kind == "known")
     source = replace(source, sampled=source.kind == "completions" and not requests.repeats)
     return ReadJob(job, name, source, prompts_digest(name), requests)
@@ -159,8 +159,7 @@ def _sent(
     output: IntArray,
     tokenizer: Tokenizer | None,
     name: str,
-    *,
-    prefix_caching: bool,
+    unit: int | None,
 ) -> MixedJob:
     counts, prompts = requests.prompt_tokens, list[IntArray | None]()
     if tokenizer is not None and not requests.ids.all():
@@ -188,12 +187,12 @@ def _sent(
     known = [tokens for tokens in prompts if tokens is not None]
     if len(known) < len(requests) and not requests.ids.all():
         return replace(job, counted=False, assumptions=(COUNTS_ONE,))
-    if not prefix_caching:
+    if unit is None:
         return replace(job, assumptions=(COUNTS_ALL,))
     # Token ids stay on disk: as lists, a million prompts would not fit into memory.
     of_requests = known or (request.says for request in requests)
     owners = _owners(requests) if requests.salted else None
-    tree = PrefixTree.of_prompts(repeated(of_requests, choices), owners)
+    tree = PrefixTree.of_prompts(repeated(of_requests, choices), owners, unit)
     return replace(job, tree=tree, assumptions=assumed_of(tree))
 
 

@@ -57,7 +57,8 @@ def assumed_of(tree: PrefixTree) -> tuple[Assumption, ...]:
     """Return the assumptions of bounds about a tree of known prompts."""
     prompt, later = tree.prompt_tokens, tree.continues >= 0
     equal = (prompt[later] == prompt[tree.continues[later]]).any()
-    unit = Assumption(REUSE_UNIT, "assumed", f"than {tree.unit} tokens")
+    # No prompt tells a larger unit.
+    unit = Assumption(REUSE_UNIT, "stated", f"than {tree.unit} tokens")
     return (*([Assumption(TEXTS_DIFFER, "assumed")] if equal else []), *([unit] if tree.unit > 1 else []))
 
 

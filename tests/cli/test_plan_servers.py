@@ -12,7 +12,7 @@ import pytest
 from fake_server import FakeServer
 
 from batchbound.cli import main
-from batchbound.data.claims.assumptions import DISTINCT, TEXTS_DIFFER
+from batchbound.data.claims.assumptions import DISTINCT, REUSE_UNIT, TEXTS_DIFFER, Assumption
 from batchbound.data.costs.iteration_rates import IterationRates
 from batchbound.data.files.jsonl import file_digest
 from batchbound.data.iteration_plan import IterationPlan
@@ -194,7 +194,7 @@ def test_what_has_no_effect_on_such_engines_is_refused(
 
 
 @pytest.mark.parametrize(
-    "option", [["--token-budget", "64"], ["--block-tokens", "8"], ["--no-prefix-caching"]]
+    "option", [["--token-budget", "64"], ["--block-tokens", "8"], ["--no-prefix-caching"], ["--unit", "4"]]
 )
 def test_limits_of_mixing_engines_are_refused_without_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], option: list[str]
@@ -258,7 +258,7 @@ def test_prompts_that_begin_alike_count_once_where_the_engine_keeps_them(tmp_pat
     assert work.shared.tolist() == [3, 3, 2, 0]
     assert [(one.name, one.basis) for one in job.assumptions] == [(TEXTS_DIFFER, "assumed")]
     assert job.workload.group[0] == job.workload.group[1] != job.workload.group[2]
-    assert read_mixed_job(path, prefix_caching=False).job.tree is None
+    assert read_mixed_job(path, unit=None).job.tree is None
 
 
 def write_documents(path: Path, documents: int = 2) -> Path:
@@ -283,6 +283,21 @@ def test_a_plan_is_verified_from_its_prompts(tmp_path: Path, capsys: pytest.Capt
     words = ["verify", str(path), "--prompts", str(batch)]
     assert "derived from the prompts again" in said_by(capsys, words)
     assert json.loads(said_by(capsys, [*words, "--json"]))["tree_from_prompts"] is True
+
+
+def test_a_plan_counts_beginnings_in_the_units_that_the_engine_reuses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch, path = write_documents(tmp_path / "in.jsonl"), tmp_path / "plan.json"
+    planned(batch, capsys, "--token-budget", "2", "--unit", "5")
+    plan = IterationPlan.load(path)
+    assert plan.tree is not None
+    assert plan.tree.tokens.tolist() == [10, 10]
+    # Two units of each document, three tokens of its own and one drawn for each request but its last.
+    assert (plan.bound.iterations, plan.bound.source) == ((2 * 10 + 8 * 3 + 8) // 2, "tokens")
+    assert Assumption(REUSE_UNIT, "stated", "than 5 tokens") in plan.relied_on
+    words = ["verify", str(path), "--prompts", str(batch)]
+    assert "derived from the prompts again" in said_by(capsys, words)
 
 
 def test_a_prediction_on_a_prefix_cache_is_simulated_on_one(
