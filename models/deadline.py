@@ -6,6 +6,9 @@ import math
 import time
 from dataclasses import dataclass
 
+LEAST_LEFT = 1e-6
+"""Least seconds left of a limit, which must be positive."""
+
 
 @dataclass(slots=True)
 class Work:

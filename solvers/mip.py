@@ -14,7 +14,7 @@ from ..data.bound import Bound
 from ..data.problem import Problem
 from ..data.schedule import Schedule
 from ..models.bounds.makespan import trivial_bound
-from ..models.bounds.prove import LEAST_LEFT, bound_within
+from ..models.bounds.prove import bound_within
 from ..models.formulations.full_model import (
     bins_needed,
     refuse_literal,
@@ -80,7 +80,7 @@ def solve_full(
     begin = _rule_schedule(problem) if start is None else start
     without_empty_bins(begin, bins_needed(problem))
     ours = _Bounding(problem, limits.seconds)
-    limits_left = replace(limits, seconds=_left(limits, begun))
+    limits_left = limits.left(begun)
     solution, schedule = _modelled(problem, formulation, backend, limits_left, begin, ours)
     judged = _judged(problem, ours.bound, f"{formulation} on {backend}", solution, (schedule, begin), begun)
     return judged if start is not None else _said(problem, judged, begin)
@@ -92,12 +92,6 @@ def _rule_schedule(problem: Problem) -> Schedule:
     makespan = rented.makespan(problem)
     listed = list_schedule(problem) or simulated_schedule(problem, "lpt", makespan)
     return rented if listed is None or makespan <= listed.makespan(problem) else listed
-
-
-def _left(limits: Limits, begun: float) -> float | None:
-    if limits.seconds is None:
-        return None
-    return max(LEAST_LEFT, limits.seconds - (time.perf_counter() - begun))
 
 
 def _said(problem: Problem, result: Result, rule: Schedule) -> Result:
@@ -248,7 +242,7 @@ def _by_intervals(problem: Problem, limits: Limits, start: Schedule | None) -> R
         "batchbound.solvers.backends.cp_sat",
         "solve_intervals",
         (model, limits, places),
-        _left(limits, begun),
+        limits.left(begun).seconds,
         meanwhile=bounding,
     )
     ours = bounding.bound

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
@@ -13,6 +14,7 @@ from ..data.bound import Bound, gap_above
 from ..data.figures import percentage, seconds
 from ..data.files.shown import Shown
 from ..data.schedule import Schedule
+from ..models.deadline import LEAST_LEFT
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -115,6 +117,16 @@ class Limits:
         seconds = None if self.seconds is None else share * self.seconds
         work = None if self.work is None else max(1, math.floor(share * self.work))
         return replace(self, seconds=seconds, work=work)
+
+    def left(self, begun: float, work: int = 0) -> Limits:
+        """Return what is left of the limits, at least a little.
+
+        begun: Time of ``time.perf_counter`` at which the seconds began.
+        work: Work that is done.
+        """
+        elapsed = time.perf_counter() - begun
+        seconds = None if self.seconds is None else max(LEAST_LEFT, self.seconds - elapsed)
+        return replace(self, seconds=seconds, work=None if self.work is None else max(1, self.work - work))
 
     def noted(self, seconds: float) -> float | None:
         """Return the seconds of a search for its plan; None under a work limit alone."""

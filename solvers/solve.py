@@ -15,7 +15,7 @@ from ..data.files.errors import check_type
 from ..data.problem import Problem
 from ..data.schedule import Schedule
 from ..models.bounds.makespan import best_bound, trivial_bound
-from ..models.bounds.prove import LEAST_LEFT, bound_within
+from ..models.bounds.prove import bound_within
 from .backends.backend import BACKENDS
 from .exact.compiled_search import can_list_orders
 from .exact.outcome import ExactOutcome
@@ -168,9 +168,11 @@ class _Search:
         best, task = self._search.incumbent, self._task
         if not self._few or self._seconds is None or best.good_enough:
             return None
-        seconds_left = max(LEAST_LEFT, self._seconds - (time.perf_counter() - self._begun))
         outcome = solve_small(
-            self._problem, Limits(seconds=seconds_left), best.schedule, task.params.core.exact
+            self._problem,
+            Limits(seconds=self._seconds).left(self._begun),
+            best.schedule,
+            task.params.core.exact,
         )
         point = TracePoint(best.elapsed, outcome.schedule.makespan(self._problem), best.bound)
         if point.makespan < best.makespan and task.on_improvement is not None:

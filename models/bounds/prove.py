@@ -7,7 +7,7 @@ from dataclasses import replace
 from ...data.bound import Bound
 from ...data.files.disk import InputError
 from ...data.problem import Problem
-from ..deadline import Deadline, Work
+from ..deadline import LEAST_LEFT, Deadline, Work
 from .argument import Argument, Curve, Known, Task
 from .difference_set import DifferenceBound
 from .divisions import for_every_division, is_divided
@@ -30,9 +30,6 @@ EVICTING_SOURCE = f"{COUNTS_SOURCE}, evictions allowed"
 
 DEFAULT_SECONDS = 5.0
 """Seconds for proofs that need a search; most need fewer."""
-
-LEAST_LEFT = 1e-6
-"""Least seconds that a bound leaves to a solver."""
 
 WASTE_SECONDS = 1e-4
 """Seconds per distinct length; a shorter limit allows only counts."""

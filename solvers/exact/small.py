@@ -25,8 +25,6 @@ FEWEST = 12
 """Requests up to which the search over states solves most problems."""
 AGAIN_SHARE = 0.6
 """Share of the time left for a repeatable proof, after another one."""
-LEAST_SECONDS = 1e-6
-"""Least seconds of a limit, which must be positive."""
 START_SHARE = 0.25
 """Share of the time for a schedule to beat."""
 
@@ -52,16 +50,15 @@ def solve_small(
         seconds = None if limits.seconds is None else START_SHARE * limits.seconds
         steps = STEPS_PER_REQUEST * len(problem)
         start = search_schedule(problem, seconds=seconds, iterations=steps, seed=limits.seed).schedule
-    deadline = None if limits.seconds is None else begun + limits.seconds
-    start, limits_left = start.without_idle_steps(problem), _left(limits, deadline, 0)
+    start, limits_left = start.without_idle_steps(problem), limits.left(begun)
     if not can_list_orders(problem):
         outcome = _beside_others(problem, limits_left, start, params)
-        limits_left = _left(limits, deadline, 0)
+        limits_left = limits.left(begun)
         return search_exactly(problem, "states", limits_left, start, params) if outcome is None else outcome
     first = search_exactly(problem, "orders", limits_left, start, params)
     if first.stopped_by in (StoppedBy.TIME, StoppedBy.WORK, StoppedBy.INTERRUPT):
         return first
-    limits_left = _left(limits, deadline, first.steps)
+    limits_left = limits.left(begun, first.steps)
     if first.stopped_by is not StoppedBy.PROOF:
         return search_exactly(problem, "states", limits_left, first.schedule, params)
     # A checker repeats the argument by states: it is tried as long as a checker could follow.
@@ -135,9 +132,3 @@ def _unsupported(problem: Problem) -> str:
     if not countable(problem):
         return "as many decode steps or tokens; choose another solver"
     return f"{len(problem):,} requests on {problem.slots:,} slots; choose another solver, or fewer requests"
-
-
-def _left(limits: Limits, deadline: float | None, steps: int) -> Limits:
-    """Return the rest of some limits, at least a little."""
-    seconds = None if deadline is None else max(LEAST_SECONDS, deadline - time.perf_counter())
-    return replace(limits, seconds=seconds, work=None if limits.work is None else max(1, limits.work - steps))
