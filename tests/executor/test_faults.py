@@ -89,7 +89,7 @@ def test_with_less_memory_than_the_slots_need_requests_take_turns(tier: str, lla
 
 
 @pytest.mark.parametrize("late", mostly_slow([False, True], fast=[True]))
-@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("tier", mostly_slow(TIERS, fast=["ragged"]))
 def test_running_out_of_memory_loses_nothing(
     tier: str, late: bool, llama: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
