@@ -309,7 +309,8 @@ class LLM:
         asked = sampling_per_prompt(sampling, fields, declared, len(prompts), log_probabilities)
         begun = [prompt if isinstance(prompt, Partial) else None for prompt in prompts]
         asked = [left.sampling if left else own for left, own in zip(begun, asked, strict=True)]
-        asked = ended_by_tokens(_seeded(asked), self.tokenizer, vocabulary_of(self.model))
+        vocabulary, positions = vocabulary_of(self.model), position_limit(unwrapped(self.model).config)
+        asked = ended_by_tokens(_seeded(asked), self.tokenizer, vocabulary)
         most = _most_tokens(DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens, len(prompts))
         for index, left in enumerate(begun):
             if left is not None and max_tokens is None:
@@ -322,11 +323,12 @@ class LLM:
         tokens, faults = list[tuple[int, ...]](), dict[int, str]()
         for index, prompt in enumerate(prompts):
             try:
-                tokens.append(self._tokens(index, prompt, int(most[index]), chat_options))
+                tokens.append(self._named(index, prompt, chat_options))
+                _refuse_impossible(index, tokens[-1], int(most[index]), vocabulary, positions)
             except InputError as error:
                 if on_error == "raise":
                     raise
-                tokens.append(())
+                tokens[index:] = [()]
                 faults[index] = str(error)
         times = [0 if index in faults else one.n for index, one in enumerate(asked)]
         at = np.repeat(np.arange(len(tokens)), times)
@@ -502,26 +504,6 @@ class LLM:
             kept = max(kept, self._kv_tokens - slots * longest)
         return Problem(workload, self._cost, slots, prefill_emits_first_token=True, prefix_cache=kept)
 
-    def _tokens(self, index: int, prompt: Prompt, most: int, options: Mapping[str, Any]) -> tuple[int, ...]:
-        """Return a prompt's token ids, or raise InputError if it cannot be served."""
-        tokens = self._named(index, prompt, options)
-        if not tokens:
-            raise InputError(f"prompt {index} is empty", hint="Give it at least one token.")
-        vocabulary = vocabulary_of(self.model)
-        if not (min(tokens) >= 0 and max(tokens) < vocabulary):
-            wrong = next(token for token in tokens if not 0 <= token < vocabulary)
-            raise InputError(
-                f"prompt {index} holds token {wrong}, the model knows {vocabulary}",
-                hint="Encode the prompts with the model's own tokenizer.",
-            )
-        limit = position_limit(unwrapped(self.model).config)
-        if limit is not None and len(tokens) + most > limit:
-            raise InputError(
-                f"prompt {index} may take {len(tokens) + most} tokens, the model has {limit} positions",
-                hint="Lower max_tokens, shorten the prompt, or leave it out with on_error='skip'.",
-            )
-        return tokens
-
     def encoded(self, prompts: Sequence[Prompt], options: Mapping[str, Any]) -> list[tuple[int, ...]]:
         """Return each prompt's token ids.
 
@@ -554,6 +536,25 @@ class LLM:
         if bool in kinds:
             raise TypeError("true and false are not token ids")
         return tuple(map(as_integer, parts))
+
+
+def _refuse_impossible(
+    index: int, tokens: Sequence[int], most: int, vocabulary: int, positions: int | None
+) -> None:
+    """Raise InputError if a prompt cannot be served."""
+    if not tokens:
+        raise InputError(f"prompt {index} is empty", hint="Give it at least one token.")
+    if not (min(tokens) >= 0 and max(tokens) < vocabulary):
+        wrong = next(token for token in tokens if not 0 <= token < vocabulary)
+        raise InputError(
+            f"prompt {index} holds token {wrong}, the model knows {vocabulary}",
+            hint="Encode the prompts with the model's own tokenizer.",
+        )
+    if positions is not None and len(tokens) + most > positions:
+        raise InputError(
+            f"prompt {index} may take {len(tokens) + most} tokens, the model has {positions} positions",
+            hint="Lower max_tokens, shorten the prompt, or leave it out with on_error='skip'.",
+        )
 
 
 _PROMPT = "Give a text, a list of token ids or a list of messages."
