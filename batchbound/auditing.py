@@ -6,11 +6,12 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .data.arrays import FloatArray
+from .data.arrays import FloatArray, IntArray
 from .data.claims.assumptions import (
     COLD_CACHE,
     DISTINCT,
@@ -235,7 +236,8 @@ def _server_run(options: AuditOptions) -> Audit:
     request = np.repeat(np.arange(len(done)), ran.choices[done])
     job = TimedJob(found.sequences, request, ran.sent[done], ran.finished[done])
     known = replace(limits, sequences=found.limits.sequences)
-    audit = _with_seconds(tables, job, known, found.limits)
+    in_file = np.argsort(np.repeat(ran.position[done], ran.choices[done]), kind="stable")
+    audit = _with_seconds(tables, job, known, found.limits, {"file order": in_file})
     remarks = (*remarks, *audit.assumptions)
     lost = (*lost, *audit.losses)
     return replace(audit, losses=lost, assumptions=remarks, claims=found.assumptions, cache=cache)
@@ -279,9 +281,14 @@ def _of_prompts(prompts: PromptAudit | None) -> dict[str, Mapping[str, object]]:
 
 
 def _with_seconds(
-    tables: Mapping[str, Mapping[str, object]], job: TimedJob, limits: EngineLimits, proven: EngineLimits
+    tables: Mapping[str, Mapping[str, object]],
+    job: TimedJob,
+    limits: EngineLimits,
+    proven: EngineLimits,
+    orders: Mapping[str, IntArray] = MappingProxyType({}),
 ) -> Audit:
-    found = estimate_seconds(job, limits, proven, orders_of(job.sequences))
+    """Return an audit with estimated seconds of the usual orders and of ``orders``."""
+    found = estimate_seconds(job, limits, proven, {**orders_of(job.sequences), **orders})
     if found is None:
         return Audit(tables, ("no seconds: the job is too large to simulate",))
     error, rates = found.fit.error, _rates(found.fit)
@@ -304,7 +311,9 @@ def _with_seconds(
         f"seconds are estimated: a linear cost, fitted to the job's own times with an error of {error:.0%}"
     )
     runs = [_running("the run", job.start if job.first is None else job.first, job.last)]
-    runs += _simulated(found.orders)
+    # The run itself is drawn, so its order is not simulated in the picture.
+    sent = "as sent" if job.first is not None else None
+    runs += _simulated({name: run for name, run in found.orders.items() if name != sent})
     shown = {**tables, "seconds": seconds, **_fitted(found.fit)}
     drawn = tuple(runs if job.first is not None else runs[1:])
     return Audit(shown, (remarks,), (), drawn, "seconds", rates)

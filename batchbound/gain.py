@@ -10,6 +10,7 @@ import numpy as np
 
 from .data.bound import Bound
 from .data.costs.cost import CostModel
+from .data.figures import short_duration
 from .data.fleet import Fleet
 from .data.plan import LEAST_REPEATED, Maker, Plan
 from .data.problem import Problem, ProblemError
@@ -65,6 +66,29 @@ class Course:
         return cls(seconds, trace.decode_steps, trace.prefill_stages, tokens)
 
 
+EQUAL = 0.005
+"""Largest relative difference of seconds that counts as equal."""
+
+
+@dataclass(frozen=True, slots=True)
+class GainLine:
+    """Line of a gain: one way to serve the requests, or the bound.
+
+    course: Exact counts; None for the bound.
+    seconds: 0 if nothing is proven.
+    """
+
+    name: str
+    course: Course | None
+    seconds: float
+    note: str
+
+    @property
+    def duration(self) -> str:
+        """The seconds as a text; empty if nothing is proven."""
+        return short_duration(self.seconds) if self.seconds else ""
+
+
 @dataclass(frozen=True, slots=True)
 class Gain:
     """A run and its alternatives for the same completions, under its own limits.
@@ -113,11 +137,48 @@ class Gain:
         return self.this_run.seconds / self.least - 1 if self.least > 0 else None
 
     @property
+    def worth(self) -> float:
+        """Fraction of this run's seconds that known lengths would save."""
+        if self.known is None or not self.this_run.seconds:
+            return 0.0
+        return 1 - self.known.seconds / self.this_run.seconds
+
+    def lines(self, *, repeats: bool) -> list[GainLine]:
+        """Return the lines of the end screen: first come, this run, known lengths, least possible.
+
+        repeats: True if the lengths of the run are those of the next run.
+        """
+        first, ours, known = self.first_come, self.this_run, self.known
+        lines = [
+            GainLine("first come, first served", first, first.seconds, "simulated"),
+            GainLine("this run", ours, ours.seconds, _against(self.saved)),
+        ]
+        if known is not None and not self.at_once:
+            note = _known_note(self, repeats=repeats)
+            lines.append(GainLine("lengths known beforehand", known, known.seconds, note))
+        above = self.above_least
+        note = "nothing is proven" if above is None else f"proven; run {max(0.0, above):.0%} above"
+        return [*lines, GainLine("least possible", None, self.least, note)]
+
+    @property
     def steps_to_save(self) -> float:
         """Fraction of decode steps that known lengths would save."""
         if self.known is None or not self.this_run.decode_steps:
             return 0.0
         return max(0.0, 1 - self.known.decode_steps / self.this_run.decode_steps)
+
+
+def _against(saved: float) -> str:
+    if abs(saved) < EQUAL:
+        return "no gain"
+    return f"{abs(saved):.0%} {'less' if saved > 0 else 'more'} time"
+
+
+def _known_note(gain: Gain, *, repeats: bool) -> str:
+    if gain.worth < EQUAL:
+        above = gain.above_least
+        return "no more to gain" if above is not None and above < EQUAL else "no better order found"
+    return f"{gain.worth:.0%} less" + (" than this run" if repeats else ", if they repeat")
 
 
 def gain_of(

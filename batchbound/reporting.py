@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from .auditing import Audit, audit
 from .cost_cache import costs_of
@@ -13,11 +16,13 @@ from .data.files.kinds import is_of_kind
 from .data.files.outputs import can_be_made_again
 from .data.iteration_plan import KIND, IterationPlan
 from .data.plan import Plan
+from .data.problem import ProblemError
 from .data.readers.completions import Endings
 from .data.report import Report
 from .data.trace import Trace
 from .executor.reports.report import simulated
 from .gain import Gain, gain_of, gain_of_fleet
+from .heuristics.simulate import simulate
 from .judging import calibration_of, may_share
 from .judging import report as report_of
 from .listening import note
@@ -25,6 +30,9 @@ from .options.judging import ReportOptions
 from .options.option import Either, PathText, takes
 from .run_job.earlier import trace_of_plan
 from .run_job.outputs import run_trace, shared_plan_path, trace_paths
+
+if TYPE_CHECKING:
+    from .executor.reports.gantt import Panel
 
 MOST_PANELS = 32
 
@@ -43,6 +51,21 @@ class Reported:
     report: Report
     gain: Gain | None
     endings: Endings | None
+
+    @property
+    def gain_cells(self) -> list[tuple[str, str, str, str, str]]:
+        """Cells of the end screen's lines; none without a gain."""
+        lines = [] if self.gain is None else self.gain.lines(repeats=False)
+        counts = [
+            ("", "")
+            if line.course is None
+            else (f"{line.course.decode_steps:,}", f"{line.course.prefill_stages:,}")
+            for line in lines
+        ]
+        return [
+            (line.name, steps, stages, line.duration, line.note)
+            for line, (steps, stages) in zip(lines, counts, strict=True)
+        ]
 
     @property
     def model(self) -> str:
@@ -93,27 +116,23 @@ def report_file(options: ReportOptions) -> Reported | ReportedServers:
         raise InputError(str(error), file=path) from None
     traces = tuple(Trace.load(path) for path in paths) or planned
     judged = _judged(path, plan, paths, traces)
-    _draw(options, plan, judged, traces, planned if paths else None)
     measured = bool(paths) and judged.clock == "measured"
     endings = Endings.of(traces[0].engine.get("endings"))
-    return Reported(plan, traces, judged, _gain_of(plan, traces) if measured else None, endings)
+    reported = Reported(plan, traces, judged, _gain_of(plan, traces) if measured else None, endings)
+    _draw(options, reported, planned if paths else None)
+    return reported
 
 
 report = Either(report_file, report_of)
 
 
-def _draw(
-    options: ReportOptions,
-    plan: Plan,
-    judged: Report,
-    traces: Sequence[Trace],
-    planned: Sequence[Trace] | None,
-) -> None:
+def _draw(options: ReportOptions, reported: Reported, planned: Sequence[Trace] | None) -> None:
     """Write the pictures; ``planned`` are the traces of the plan of a run."""
     from .executor.reports.gantt import Panel, save_gantt
     from .executor.reports.page import save_page
     from .executor.reports.perfetto import save_perfetto
 
+    plan, judged, traces = reported.plan, reported.report, reported.traces
     replicas = plan.fleet.replicas
     panels = [
         Panel.of(f"Replica {k}", replicas[k].cost, trace, share)
@@ -128,11 +147,29 @@ def _draw(
         save_gantt(picture, *panels)
         note(f"drew {picture}")
     if options.html is not None:
-        save_page(options.html, judged, panels[::-1] if len(replicas) == 1 else panels)
+        shown = panels[::-1] if len(replicas) == 1 else panels
+        shown += _first_come_panel(plan, traces, judged)
+        save_page(options.html, judged, shown, reported.gain_cells)
         note(f"wrote {options.html}: open it in a browser")
     if options.perfetto is not None:
         save_perfetto(options.perfetto, traces)
         note(f"wrote {options.perfetto}: open it in ui.perfetto.dev")
+
+
+def _first_come_panel(plan: Plan, traces: Sequence[Trace], judged: Report) -> list[Panel]:
+    """Return first come, first served on the completions of a whole run on one replica; else nothing."""
+    from .executor.reports.gantt import Panel
+
+    if len(traces) != 1 or judged.resumed or judged.clock == "model":
+        return []
+    tokens = dict(zip(traces[0].ids, traces[0].tokens.tolist(), strict=True))
+    true = np.array([tokens[name] for name in plan.workload.ids.tolist()])
+    try:
+        problem = replace(plan.problem, workload=plan.workload.with_output_tokens(true))
+    except ProblemError:
+        return []  # a completion outgrew a limit of the plan
+    trace = simulate(problem, "fcfs")
+    return [Panel.of("First come, first served", problem.cost, trace, report_of(plan, (trace,)))]
 
 
 def _gain_of(plan: Plan, traces: Sequence[Trace]) -> Gain | None:

@@ -1,5 +1,5 @@
 """
-Draw an evaluation set first come, first served, and planned, on one clock: the README's picture.
+Draw an evaluation set first come, first served, and planned, on one clock: the gallery's picture.
 
     BATCHBOUND_DATA=../shared/data python benchmarks/answers_picture.py docs/answers.png
 

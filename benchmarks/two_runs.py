@@ -58,7 +58,7 @@ def gain_of_run(folder: Path, args: argparse.Namespace, *more: str) -> Mapping[s
     """Run the job in a folder; return the gain that the command prints."""
     command = [sys.executable, "-m", "batchbound", "run", "prompts.jsonl", "--model", args.model, "--json"]
     command += ["--slots", str(args.slots), "--threads", "1", "--quiet", *more]
-    printed = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True, check=True).stdout
     gain: dict[str, Any] = json.loads(printed.splitlines()[-1])["gain"]
     return gain
 

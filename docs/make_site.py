@@ -43,7 +43,7 @@ def main() -> None:
 
 def pages_of_site() -> dict[str, str]:
     """Return the text of each page of the site by its name."""
-    pages = {"index.md": read(ROOT / "README.md").replace("](docs/", "](")}
+    pages = {"index.md": start_page(read(ROOT / "README.md"))}
     pages["reference/commands.md"] = commands()
     for notebook in sorted((ROOT / "examples").glob("*.ipynb")):
         pages[f"examples/{notebook.stem}.md"] = notebook_page(json.loads(read(notebook)))
@@ -54,6 +54,12 @@ def pages_of_site() -> dict[str, str]:
     for file in sorted(DOCS.rglob("*.md")):
         pages[file.relative_to(DOCS).as_posix()] = read(file)
     return {name: with_links(text, name, pages) for name, text in pages.items()}
+
+
+def start_page(readme: str) -> str:
+    """Return the README as the site's start page, without badges, whose pictures are elsewhere."""
+    here = re.sub(r'(\]\(|src=")docs/', r"\1", readme)
+    return re.sub(r"^!\[.*\]\(https://img\..*\n\n", "", here, flags=re.MULTILINE)
 
 
 def read(file: Path) -> str:
@@ -98,18 +104,39 @@ def _choices(parser: argparse.ArgumentParser) -> Mapping[str, Any]:
 
 def _tables(parser: Any) -> Iterator[str]:
     yield f"{parser.description}\n"
-    formatter = argparse.HelpFormatter(parser.prog)
-    for group in parser._action_groups:
-        rows = [
-            (_name(formatter, action, action in parser.everyday), _meaning(formatter, action))
+    groups = {
+        group.title: [
+            action
             for action in group._group_actions
             if not isinstance(action, argparse._SubParsersAction) and action.help != argparse.SUPPRESS
         ]
-        if not rows or [action.dest for action in group._group_actions] == ["help"]:
+        for group in parser._action_groups
+    }
+    first = [action for actions in groups.values() for action in actions if _is_everyday(parser, action)]
+    if len(first) > 1:
+        yield _table(parser, first)
+    for group in parser._action_groups:
+        others = [action for action in groups[group.title] if action not in first and action.dest != "help"]
+        if not others:
             continue
         if group.title not in ("options", "positional arguments"):
             yield f"*{group.title}*" + (f": {_plain(group.description)}" if group.description else "") + "\n"
-        yield "| option | meaning |\n|---|---|\n" + "".join(f"| {a} | {b} |\n" for a, b in rows)
+        elif len(first) > 1:
+            yield "*more*\n"
+        yield _table(parser, others)
+
+
+def _is_everyday(parser: Any, action: argparse.Action) -> bool:
+    return action in parser.everyday or not action.option_strings
+
+
+def _table(parser: Any, actions: Iterable[argparse.Action]) -> str:
+    formatter = argparse.HelpFormatter(parser.prog)
+    rows = [
+        f"| {_name(formatter, action, action in parser.everyday)} | {_meaning(formatter, action)} |\n"
+        for action in actions
+    ]
+    return "| option | meaning |\n|---|---|\n" + "".join(rows)
 
 
 def _name(formatter: argparse.HelpFormatter, action: argparse.Action, everyday: bool) -> str:

@@ -1,6 +1,8 @@
 """
 Write docs/results.md from docs/results.json, which holds each table with its command and date.
 
+The table of gains of README.md is filled from the same tables, between its marks.
+
     python docs/write_results.py                              # the page again
     python docs/write_results.py gaps FILE --date 2026-11-28  # first take up rows: a JSON list of lists
 
@@ -11,11 +13,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 PAGE = Path(__file__).parent / "results.md"
+README = PAGE.parent.parent / "README.md"
 FIGURES = PAGE.with_suffix(".json")
 HEAD = """# Results
 
@@ -45,6 +49,106 @@ def page(figures: Mapping[str, Any]) -> str:
     return "\n".join(parts)
 
 
+Figures = Mapping[str, Any]
+
+
+def cell(figures: Figures, table: str, column: str, *beginning: str) -> str:
+    """Return a cell of a table: of the row that begins with these cells."""
+    columns, rows = figures[table]["columns"], figures[table]["rows"]
+    (row,) = (row for row in rows if all(map(str.startswith, row, beginning)))
+    text: str = row[columns.index(column)]
+    return text
+
+
+def number(text: str) -> float:
+    """Return the first number of a text."""
+    match = re.search(r"\d[\d,]*(?:\.\d+)?", text)
+    assert match is not None, text
+    return float(match[0].replace(",", ""))
+
+
+def percent(share: float) -> str:
+    """Return a share as a whole percentage."""
+    return f"{100 * share:.0f} %"
+
+
+GENERATE = "`generate` of transformers"
+
+
+def few_shot(figures: Figures) -> str:
+    """Return the factor of an evaluation with worked examples."""
+    return f"**{cell(figures, 'few_shot', 'against `LLM.generate`', GENERATE)} times** less CPU time"
+
+
+def documents(figures: Figures) -> str:
+    """Return the factors on documents with questions, with and without known lengths."""
+    job = "documents, interleaved, SmolLM2-135M"
+    orders = ("file order", "**`run --server`**, lengths unknown", "**`run --server`**, lengths known")
+    file, unknown, known = (
+        number(cell(figures, "prefix_server", "order", job, order).rpartition(",")[2]) for order in orders
+    )
+    return f"**{file / known:.1f} times** less time with known lengths, {file / unknown:.1f} without"
+
+
+def samples(figures: Figures) -> str:
+    """Return the factors on groups of samples, of a real and of a tiny model."""
+    real = cell(figures, "samples", "against `LLM.generate`", GENERATE)
+    tiny = number(cell(figures, "groups", "against `LLM`", "one `generate` of transformers for all"))
+    return f"**{real} times** less CPU time; {tiny:.0f} on a model of 7M weights"
+
+
+def known_lengths(figures: Figures) -> str:
+    """Return the least and the most iterations saved where slots bind."""
+    saved = [number(cell(figures, "server", "fewer", step)) for step in ("step 4", "step 5, 192")]
+    return f"**{min(saved):.0f} to {max(saved):.0f} %** fewer iterations"
+
+
+def two_runs(figures: Figures, job: str) -> str:
+    """Return the decode steps saved by the first and by the second run of a job."""
+    first, second = (cell(figures, "two_runs", "fewer", NAMES[job], which) for which in ("first", "second"))
+    if {first, second} == {"0 %"}:
+        return "nothing, and it says so"
+    return f"**{first}** fewer decode steps, {second} in the second run"
+
+
+NAMES = {"caps": "two kinds, a cap each", "kinds": "two kinds, one cap", "gsm8k": "one kind, one cap"}
+
+GAINS: tuple[tuple[str, Callable[[Figures], str], str, str], ...] = (
+    ("evaluate with worked examples", few_shot, "transformers' `generate`, full batches", "few_shot"),
+    ("ask about documents, on a server", documents, "vLLM 0.32 in file order", "prefix_server"),
+    ("train with groups of 8 samples", samples, "`generate` on the whole batch, TRL's default", "samples"),
+    ("send prompts of known lengths", known_lengths, "vLLM 0.32 in file order", "server"),
+    ("mix caps", lambda figures: two_runs(figures, "caps"), "first come, first served", "two_runs"),
+    ("mix kinds of prompts", lambda figures: two_runs(figures, "kinds"), "the same", "two_runs"),
+    ("have one kind and one cap", lambda figures: two_runs(figures, "gsm8k"), "the same", "two_runs"),
+)
+"""Persons of the README, what they gain and against what, and the table of the figures."""
+
+
+def gains(figures: Figures) -> str:
+    """Return the README's table of gains."""
+    lines = ["| you | you get | against | made by |", "|---|---|---|---|"]
+    for who, gain, against, name in GAINS:
+        command = figures[name]["command"]
+        (script,) = set(re.findall(r"benchmarks/(\w+)\.py", command))
+        link = f"[`{script}.py`](docs/results.md#{anchor(figures[name]['question'])})"
+        lines.append(f"| {who} | {gain(figures)} | {against} | {link} |")
+    return "\n".join(lines)
+
+
+def anchor(heading: str) -> str:
+    """Return the address of a heading within its page."""
+    return re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", heading).lower())
+
+
+def readme(text: str, figures: Figures) -> str:
+    """Return the README with its table of gains filled in."""
+    marks = re.compile(r"(<!-- gains -->\n).*?(<!-- end -->)", re.DOTALL)
+    filled, count = marks.subn(lambda mark: f"{mark[1]}{gains(figures)}\n{mark[2]}", text)
+    assert count == 1
+    return filled
+
+
 def main() -> None:
     """Take up rows, if they are named, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -60,6 +164,7 @@ def main() -> None:
         figures[args.table]["date"] = args.date
         FIGURES.write_text(json.dumps(figures, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     PAGE.write_text(page(figures), encoding="utf-8")
+    README.write_text(readme(README.read_text(encoding="utf-8"), figures), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ def shown(pattern: str) -> dict[str, str]:
 @pytest.mark.parametrize(("command", "page"), shown("batchbound ").items())
 def test_every_command_shown_is_understood(command: str, page: str) -> None:
     _, name, *words = shlex.split(command, comments=True)
-    if name.startswith("-") or name == "COMMAND":
+    if name.startswith("-") or name in ("COMMAND", "help"):
         return
     assert name in COMMANDS, page
     if words and "--help" not in words:
@@ -190,7 +190,7 @@ def test_the_results_are_those_of_the_file_of_figures() -> None:
 def test_every_picture_shown_is_drawn_by_the_script() -> None:
     drawn = set(loaded("draw_pictures").PICTURES)
     there = {file.stem for file in (ROOT / "docs" / "pictures").glob("*.svg")}
-    pages = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    pages = "".join(page.read_text(encoding="utf-8") for page in [*PAGES, ROOT / "README.md"])
     shown_there = set(re.findall(r"pictures/(\w+)\.svg", pages))
     assert drawn == there == shown_there
     assert len(drawn) >= 15
@@ -201,7 +201,7 @@ def test_every_picture_shown_is_drawn_by_the_script() -> None:
 def test_a_picture_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = loaded("draw_pictures")
     monkeypatch.setattr(module, "FOLDER", tmp_path)
-    for name in ("slot", "stage", "move_shift", "bound_counts"):
+    for name in ("slot", "stage", "move_shift", "bound_counts", "gain"):
         module.PICTURES[name]()
         kept = ROOT / "docs" / "pictures" / f"{name}.svg"
         assert (tmp_path / f"{name}.svg").read_text(encoding="utf-8") == kept.read_text(encoding="utf-8")

@@ -127,6 +127,16 @@ def test_prompts_run_as_the_command_runs_them(tmp_path: Path, monkeypatch: pytes
     assert (tmp_path / "a.trace.jsonl").exists()
     assert isinstance(result, batchbound.RunResult)
     assert len(batchbound.gantt(result).axes) >= 2
+    page = tmp_path / "page.html"
+    batchbound.report(tmp_path / "a.plan.json", tmp_path / "a.trace.jsonl", html=page)
+    text = page.read_text(encoding="utf-8")
+    shown = json.loads(
+        text.partition('<script id="data" type="application/json">')[2].partition("</script>")[0]
+    )
+    lines = [cells[0] for cells in shown["gain"]]
+    assert lines[1:3] == ["first come, first served", "this run"]
+    assert lines[-1] == "least possible"
+    assert [panel["title"] for panel in shown["panels"]] == ["Run", "Plan", "First come, first served"]
     again = batchbound.run(prompts, "tiny:llama", slots=2, output=answers)
     assert isinstance(again, batchbound.RunResult)
     assert again.finished_before

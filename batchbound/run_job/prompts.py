@@ -231,7 +231,7 @@ def _with_earlier_lengths(inputs: Inputs, options: JobOptions) -> Inputs:
         lengths = source.resolve(ids, caps=caps, names=names)
     except InputError:
         return inputs  # some prompts have no completion
-    note(f"{source.file}: planning with the lengths of an earlier run; --lengths cap ignores them")
+    note(f"{source.file}: planning with the lengths of an earlier run; --lengths cap plans without them")
     job = replace(job, lengths=source, workload=job.workload.with_output_tokens(lengths))
     workload = inputs.problem.workload.with_output_tokens(lengths)
     return replace(inputs, job=job, problem=replace(inputs.problem, workload=workload))
@@ -242,10 +242,8 @@ def _worth(plan: Plan) -> str:
     if len(plan.workload) > MOST_SAMPLED:
         return ""
     worth = worth_of_lengths(plan.problem)
-    spread = "evenly spread lengths"
-    return (
-        f"; knowing them could save up to {worth:.0%} of the steps, with {spread}" if worth >= 0.005 else ""
-    )
+    spread = "if they are spread evenly up to the caps"
+    return f"; known lengths would save {worth:.0%} of the steps {spread}" if worth >= 0.005 else ""
 
 
 MOST_SAMPLED = 20_000

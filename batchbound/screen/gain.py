@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from textwrap import wrap
 
-from ..data.figures import short_duration
-from ..gain import Course, Gain
+from ..gain import EQUAL, Gain, GainLine
 
 COLUMNS = 80
 """Width of the narrowest terminal."""
-
-_EQUAL = 0.005
-"""Largest relative difference of seconds that counts as equal."""
 
 _LEAST_MISSED = 0.05
 """Share of the seconds from which a misfit of the cost model is named."""
@@ -29,36 +26,23 @@ def gain_lines(
     """
     several = "one at a time" if gain.slots == 1 else f"{gain.slots:,} at a time"
     several += f" on {gain.replicas} replicas" if gain.replicas > 1 else ""
-    rows = [
-        ("first come, first served", gain.first_come, gain.first_come.seconds, "simulated"),
-        ("this run", gain.this_run, gain.this_run.seconds, _against(gain.saved)),
-    ]
-    worth = _worth(gain)
-    if gain.known is not None and not gain.at_once:
-        note = _known_note(gain, worth, repeats=command is not None or planned)
-        rows.append(("lengths known beforehand", gain.known, gain.known.seconds, note))
-    least = ("least possible", None, gain.least, _above(gain))
     lines = [f"{gain.requests:,} {'prompt' if gain.requests == 1 else 'prompts'}, {several}, {model}"]
-    lines += _table([*rows, least])
+    lines += _table(gain.lines(repeats=command is not None or planned))
     for remark in _remarks(gain, repeats):
         lines += wrap(remark, COLUMNS, initial_indent="  ", subsequent_indent="  ")
-    if worth >= _EQUAL and command is not None and not planned and not gain.at_once:
+    if gain.worth >= EQUAL and command is not None and not planned and not gain.at_once:
         lines += command_lines("  next time:", command)
     return lines
 
 
-def _table(rows: list[tuple[str, Course | None, float, str]]) -> list[str]:
-    """Return aligned rows: exact counts first, then seconds."""
-    counts = [
-        None if course is None else (course.decode_steps, course.prefill_stages) for _, course, *_ in rows
-    ]
-    columns = [
-        _column([None if pair is None else pair[k] for pair in counts], unit)
-        for k, unit in enumerate(("steps", "stages"))
-    ]
+def _table(lines: Sequence[GainLine]) -> list[str]:
+    """Return aligned lines: exact counts first, then seconds."""
+    courses = [line.course for line in lines]
+    steps = _column([None if course is None else course.decode_steps for course in courses], "steps")
+    stages = _column([None if course is None else course.prefill_stages for course in courses], "stages")
     return [
-        f"  {name:<24}  {steps}  {stages}  {short_duration(seconds) if seconds else '':>7}  {note}".rstrip()
-        for (name, _, seconds, note), steps, stages in zip(rows, *columns, strict=True)
+        f"  {line.name:<24}  {step}  {stage}  {line.duration:>7}  {line.note}".rstrip()
+        for line, step, stage in zip(lines, steps, stages, strict=True)
     ]
 
 
@@ -94,26 +78,6 @@ def _remarks(gain: Gain, repeats: str) -> list[str]:
     return remarks
 
 
-def _against(saved: float) -> str:
-    if abs(saved) < _EQUAL:
-        return "no gain"
-    return f"{abs(saved):.0%} {'less' if saved > 0 else 'more'} time"
-
-
-def _worth(gain: Gain) -> float:
-    """Return the fraction of this run's seconds that known lengths would save."""
-    if gain.known is None or not gain.this_run.seconds:
-        return 0.0
-    return 1 - gain.known.seconds / gain.this_run.seconds
-
-
-def _known_note(gain: Gain, saved: float, *, repeats: bool) -> str:
-    if saved < _EQUAL:
-        above = gain.above_least
-        return "no more to gain" if above is not None and above < _EQUAL else "no better order found"
-    return f"{saved:.0%} less" + (" than this run" if repeats else ", if they repeat")
-
-
 def command_lines(before: str, command: str) -> list[str]:
     """Return ``before`` and a shell command in lines of 80 columns."""
     lines = [before]
@@ -123,10 +87,3 @@ def command_lines(before: str, command: str) -> list[str]:
             lines.append("   ")
         lines[-1] += f" {word}"
     return lines
-
-
-def _above(gain: Gain) -> str:
-    above = gain.above_least
-    if above is None:
-        return "nothing is proven"
-    return f"proven; run {max(0.0, above):.0%} above"

@@ -20,16 +20,27 @@ from .bubbles import idle_causes, stage_edges
 from .gantt import WORDS, Panel
 from .tables import report_rows
 
+Cells = tuple[str, str, str, str, str]
+"""Cells of a line of the gain: name, decode steps, prefill stages, seconds, note."""
 
-def save_page(path: str | os.PathLike[str], report: Report, panels: Sequence[Panel]) -> None:
+HEADING: Cells = ("", "decode steps", "prefill stages", "seconds", "")
+
+
+def save_page(
+    path: str | os.PathLike[str], report: Report, panels: Sequence[Panel], gain: Sequence[Cells] = ()
+) -> None:
     """Write a report as one HTML file."""
     with atomic_write(path) as stream:
-        stream.write(page(report, panels))
+        stream.write(page(report, panels, gain))
 
 
-def page(report: Report, panels: Sequence[Panel]) -> str:
-    """Return a report as one HTML page."""
+def page(report: Report, panels: Sequence[Panel], gain: Sequence[Cells] = ()) -> str:
+    """Return a report as one HTML page.
+
+    gain: Lines of the run's end screen, which stand on top.
+    """
     content = {
+        "gain": [HEADING, *gain] if gain else [],
         "headline": _headline(report),
         "subline": _subline(report),
         "cards": _cards(report),

@@ -409,3 +409,18 @@ def test_a_room_smaller_than_a_block_is_an_error_of_the_input(
     (tmp_path / "run.csv").write_text(f"{header}\n{','.join(values)}\n")
     assert main(["audit", str(tmp_path / "run.csv"), "--slots", "4", "--kv-tokens", "3"]) == 2
     assert "3 tokens make no block of 16. Correct --kv-tokens or --block-tokens." in capsys.readouterr().err
+
+
+def test_seconds_of_file_order_are_those_of_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Two slots, half a second an iteration. Sent longest first: 180 tokens beside 60 times 3, 90 s. In the
+    # file's order the long one begins last: 90 iterations of two short ones, then its own 180, 135 s.
+    count, short = 60, 3
+    ends = np.array([count * short, *(short * k for k in range(1, count + 1))]) * 0.5
+    run = server_run([count * short, *[short] * count], iterations=count * short)
+    position = np.array([count, *range(count)])
+    replace(run, position=position, sent=ends * 0.0, finished=ends).save(tmp_path / "trace.jsonl")
+    seconds = audited(capsys, str(tmp_path / "trace.jsonl"))["seconds"]
+    assert seconds["simulated, all there at the start, as sent"] == pytest.approx(90.0, rel=0.01)
+    assert seconds["simulated, all there at the start, file order"] == pytest.approx(135.0, rel=0.01)
