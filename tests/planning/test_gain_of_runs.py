@@ -33,7 +33,7 @@ from batchbound.solvers.result import Limits
 MODEL = "tiny:speller"
 COST = CostModel(0.02, 3e-4, 0.01, 2e-4, decode_per_kv_token=1e-6)
 QUICK = GainParams(least_seconds=0.005, most_seconds=0.005)
-JOBS = 60
+JOBS = 40
 
 
 @dataclass(frozen=True)
