@@ -108,8 +108,8 @@ def parsed_json(
     try:
         value = msgspec.json.decode(text)
     except (msgspec.MsgspecError, RecursionError):
-        what, found = _why_not_json(text)
-        raise InputError(what, file=path, where=where or found, hint=hint) from None
+        what, why = _why_not_json(text)
+        raise InputError(what, file=path, where=where or why, hint=hint) from None
     if _LONG.search(text) and (number := _beyond_64_bits(value)) is not None:
         what = f"the number {str(number)[:20]}... has more than 64 bits"
         raise InputError(what, file=path, where=where, hint="Correct the number.")

@@ -30,8 +30,8 @@ def read_params(
     """
     document = read_toml(path)
     if unknown := sorted(set(document) - set(TABLES)):
-        others = ", ".join(name for name in TABLES if name != table)
-        raise InputError(f"has {unknown[0]!r}", file=path, hint=f"Its tables are {table}, {others}.")
+        other_tables = ", ".join(name for name in TABLES if name != table)
+        raise InputError(f"has {unknown[0]!r}", file=path, hint=f"Its tables are {table}, {other_tables}.")
     values = document.get(table, {})
     _refuse_unknown(kind, values, path, table, apart)
     return record(kind, values, file=path, within=table, hint=_HINT)

@@ -164,7 +164,7 @@ def missing_file(path: str | os.PathLike[str]) -> InputError:
     """Return the error of a missing file, with a file of nearly this name beside it."""
     wanted = Path(path)
     try:
-        names = [one.name for one in wanted.parent.iterdir() if one.is_file()]
+        names = [entry.name for entry in wanted.parent.iterdir() if entry.is_file()]
     except OSError:
         names = []
     near = difflib.get_close_matches(wanted.name, names, n=1, cutoff=0.8)

@@ -274,8 +274,8 @@ def _read_arrow(path: str | os.PathLike[str], columns: PromptColumns | None) -> 
     for file, names in columns_of.items():
         columns.check(names, file)
         # Other columns are never read: they may hold images.
-        asked = {*columns.names(), columns.cap(names), *TEMPLATE_COLUMNS}
-        wanted[file] = [name for name in names if name in asked]
+        columns_read = {*columns.names(), columns.cap(names), *TEMPLATE_COLUMNS}
+        wanted[file] = [name for name in names if name in columns_read]
     rows = (row for file in files for row in _arrow_rows(file, wanted[file]))
     return names, (("row", number, without_nulls(row)) for number, row in enumerate(rows, 1))
 

@@ -33,8 +33,8 @@ class LogitsProcessors:
         ]
         if changed:
             logits = logits.clone()
-        for row, own in changed:
-            logits[row] = own
+        for row, row_logits in changed:
+            logits[row] = row_logits
         return logits
 
     def note(self, chosen: torch.Tensor, streams: torch.Tensor, indices: torch.Tensor) -> None:

@@ -87,8 +87,8 @@ class Recorder:
             ("likeliest", max(self.likeliest, other.likeliest)),
         ):
             object.__setattr__(self, name, value)
-        for kept in (self._on_device, self._shape, self._ring):
-            kept.clear()
+        for buffer in (self._on_device, self._shape, self._ring):
+            buffer.clear()
 
     def keep(
         self,
@@ -198,12 +198,12 @@ class Recorder:
 
         if not self._kept:
             return
-        kept = torch.cat(self._kept, dim=1).cpu()
+        rows = torch.cat(self._kept, dim=1).cpu()
         self._kept.clear()
-        alternatives = (len(kept) - 3) // 2
-        values = kept[2 : 3 + alternatives].view(torch.float64).T.tolist()
-        tokens = kept[3 + alternatives :].T.tolist()
-        for stream, index, value, token in zip(*kept[:2].tolist(), values, tokens, strict=True):
+        alternatives = (len(rows) - 3) // 2
+        values = rows[2 : 3 + alternatives].view(torch.float64).T.tolist()
+        tokens = rows[3 + alternatives :].T.tolist()
+        for stream, index, value, token in zip(*rows[:2].tolist(), values, tokens, strict=True):
             # An index below zero marks an empty row.
             if stream in self.modes and index >= 0:
                 likeliest = tuple(zip(token, value[1:], strict=True))

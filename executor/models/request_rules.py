@@ -36,34 +36,36 @@ def rules_of(
     edits: dict[int, Edit] = {}
     structures: dict[int, Structure] = {}
     endings: dict[str, Ending] = {}
-    for (name, sampling), prompt, most in zip(asked.items(), prompts, most_tokens, strict=True):
-        own = sampler_of(sampling)
-        samplers[name] = known.setdefault(own, own)
+    for (name, sampling), prompt, cap in zip(asked.items(), prompts, most_tokens, strict=True):
+        sampler = sampler_of(sampling)
+        samplers[name] = known.setdefault(sampler, sampler)
         endings[name] = Ending() if pinned else Ending.of(sampling, eos)
         if sampling.edits_logits:
             words = tuple(word for text in sampling.bad_words for word in word_tokens(text, tokenizer))
-            edit = Edit(sampling, tuple(prompt), int(most), endings[name].tokens, words, begun.get(name, ()))
-            edits[own.stream(name)] = edit
+            edit = Edit(sampling, tuple(prompt), int(cap), endings[name].tokens, words, begun.get(name, ()))
+            edits[sampler.stream(name)] = edit
         if sampling.structured_outputs is not None:
-            structures[own.stream(name)] = sampling.structured_outputs
+            structures[sampler.stream(name)] = sampling.structured_outputs
     functions = {
-        samplers[name].stream(name): one.logits_processor
-        for name, one in asked.items()
-        if one.logits_processor
+        samplers[name].stream(name): wanted.logits_processor
+        for name, wanted in asked.items()
+        if wanted.logits_processor
     }
-    told = {samplers[name].stream(name): one for name, one in asked.items() if one.logprobs is not None}
+    recorded = {
+        samplers[name].stream(name): wanted for name, wanted in asked.items() if wanted.logprobs is not None
+    }
     plain = {Ending() if pinned else Ending(frozenset(eos))}
-    mixed = edits or structures or told or functions or len(known) > 1
+    mixed = edits or structures or recorded or functions or len(known) > 1
     if not mixed and set(endings.values()) == plain:
         return next(iter(known))
     recorder = None
-    if told:
-        likeliest = max(one.logprobs or 0 for one in told.values())
-        modes = {stream: one.logprobs_mode for stream, one in told.items()}
+    if recorded:
+        likeliest = max(wanted.logprobs or 0 for wanted in recorded.values())
+        modes = {stream: wanted.logprobs_mode for stream, wanted in recorded.items()}
         divisors = {
-            stream: one.temperature
-            for stream, one in told.items()
-            if one.logprobs_mode == "temperature" and one.temperature not in (0.0, 1.0)
+            stream: wanted.temperature
+            for stream, wanted in recorded.items()
+            if wanted.logprobs_mode == "temperature" and wanted.temperature not in (0.0, 1.0)
         }
         recorder = Recorder(modes, likeliest, divisors)
     masks = None

@@ -91,7 +91,7 @@ class IterationAudit:
     @property
     def comparable(self) -> bool:
         """True if simulated orders are of this engine: no assumption about it is broken."""
-        wrong = {one.name for one in self.assumptions if one.basis == "broken"}
+        wrong = {assumption.name for assumption in self.assumptions if assumption.basis == "broken"}
         return self.broken is None and not wrong & {ONE_TOKEN, SLOTS, ONE_ENGINE}
 
     def _blame(self) -> tuple[str, bool]:
@@ -99,8 +99,13 @@ class IterationAudit:
         rows = self.sequences.drafted(self.drafts or 0).rows(self.limits)
         if self.bound.certificate.get("kind") not in ("tokens", "none") and self.counted < int(rows.max()):
             # One request alone takes more, whatever the slots, engines and evictions.
-            alone = [one for one in self.assumptions if one.name in (ONE_TOKEN, TOKEN_BUDGET)]
-            return blame([replace(one, basis="broken") for one in alone if one.basis != "checked"] or alone)
+            alone = [
+                assumption for assumption in self.assumptions if assumption.name in (ONE_TOKEN, TOKEN_BUDGET)
+            ]
+            return blame(
+                [replace(assumption, basis="broken") for assumption in alone if assumption.basis != "checked"]
+                or alone
+            )
         return blame(self.assumptions)
 
     @property
@@ -154,7 +159,9 @@ def _tree_of(run: ServerRun, done: IntArray) -> PrefixTree | None:
     """Return the tree of the completed requests, if the engine reuses beginnings by no less than its unit."""
     if run.tree is None:
         return None
-    whole = next((one.basis for one in run.assumptions if one.name == WHOLE_CONTEXT), "assumed")
+    whole = next(
+        (assumption.basis for assumption in run.assumptions if assumption.name == WHOLE_CONTEXT), "assumed"
+    )
     # The block of a model with windows or state-space layers is larger than what it reuses.
     if run.tree.unit > 1 and whole not in ("checked", "stated"):
         return None
@@ -205,7 +212,9 @@ def audit_iterations(
 def _shown(claim: Claim, bound: IterationBound) -> tuple[Assumption, ...]:
     """Return the assumptions of the bound and of a withheld one."""
     relied = relied_on(claim.assumptions, bound.certificate.get("kind"))
-    return tuple(one for one in claim.assumptions if one in relied or one.basis == "broken")
+    return tuple(
+        assumption for assumption in claim.assumptions if assumption in relied or assumption.basis == "broken"
+    )
 
 
 def order_audit(
@@ -252,13 +261,15 @@ def _simulated_run(run: ServerRun, sequences: Sequences, limits: EngineLimits) -
 def _simulated(
     sequences: Sequences, limits: EngineLimits, orders: Mapping[str, IntArray]
 ) -> dict[str, Predicted]:
-    lengths, found = np.stack([sequences.prompt, sequences.output]), dict[str, Predicted | None]()
+    lengths, predicted = np.stack([sequences.prompt, sequences.output]), dict[str, Predicted | None]()
     for name, order in orders.items():
         # Orders that differ only among equal lengths take as many iterations.
-        same = next((one for one in found if (lengths[:, orders[one]] == lengths[:, order]).all()), None)
-        found[name] = predict(sequences, limits, order) if same is None else found[same]
-    known = {name: one for name, one in found.items() if one is not None}
-    return known if len(known) == len(found) else {}
+        same = next(
+            (alike for alike in predicted if (lengths[:, orders[alike]] == lengths[:, order]).all()), None
+        )
+        predicted[name] = predict(sequences, limits, order) if same is None else predicted[same]
+    known = {name: run for name, run in predicted.items() if run is not None}
+    return known if len(known) == len(predicted) else {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,33 +52,39 @@ def claim_of(
             kinds = [kind for kind in kinds if kind != "packing"]
     if evicts.basis == "broken":
         kinds = [kind for kind in kinds if kind != "packing"]
-    if cold.basis == "broken" or any(one.basis == "broken" for one in of_prompts):
+    if cold.basis == "broken" or any(assumption.basis == "broken" for assumption in of_prompts):
         kinds = [kind for kind in kinds if kind not in ("tokens", "KV")]
     budget = Assumption(TOKEN_BUDGET, "stated") if budget_known else None
-    found = (token, whole, _slots(run), _one_engine(run.servers), cold, *of_prompts, budget, evicts)
-    return Claim(tuple(one for one in found if one is not None), drafts, tuple(kinds))
+    all_assumptions = (token, whole, _slots(run), _one_engine(run.servers), cold, *of_prompts, budget, evicts)
+    return Claim(
+        tuple(assumption for assumption in all_assumptions if assumption is not None), drafts, tuple(kinds)
+    )
 
 
 def kinds_under(assumptions: Iterable[Assumption], limits: EngineLimits) -> tuple[str, ...]:
     """Return the kinds of certificates for an unseen engine."""
-    unsure = [one for one in assumptions if one.name == WHOLE_CONTEXT and one.basis == "assumed"]
+    unsure = [
+        assumption
+        for assumption in assumptions
+        if assumption.name == WHOLE_CONTEXT and assumption.basis == "assumed"
+    ]
     return without("KV", "packing") if unsure and limits.blocks is not None else KINDS
 
 
 def _one_token(servers: tuple[ServerCount, ...]) -> tuple[Assumption, int | None]:
     """Return the assumption of one token an iteration, and the drafts."""
     if any(server.speculates for server in servers):
-        each = [server.drafts if server.speculates else 0 for server in servers]
-        known = [drafts for drafts in each if drafts is not None]
-        if len(known) < len(each):
+        drafted = [server.drafts if server.speculates else 0 for server in servers]
+        known = [drafts for drafts in drafted if drafts is not None]
+        if len(known) < len(drafted):
             what = "the server drafts an unknown number of tokens: only the bound by tokens is left"
             return Assumption(ONE_TOKEN, "broken", what), None
         what = (
             f"the server drafts up to {max(known)} tokens: the bound allows for {max(known) + 1} an iteration"
         )
         return Assumption(ONE_TOKEN, "broken", what), max(known)
-    seen = all(server.speculates is False for server in servers)
-    return Assumption(ONE_TOKEN, "checked" if seen else "assumed"), 0
+    without_drafts = all(server.speculates is False for server in servers)
+    return Assumption(ONE_TOKEN, "checked" if without_drafts else "assumed"), 0
 
 
 def _whole_context(run: ServerRun, limits: EngineLimits, *, kv_stated: bool) -> Assumption:
@@ -88,7 +94,7 @@ def _whole_context(run: ServerRun, limits: EngineLimits, *, kv_stated: bool) -> 
     """
     if kv_stated and limits.kv_tokens is not None:
         return Assumption(WHOLE_CONTEXT, "stated")
-    known = next((one for one in run.assumptions if one.name == WHOLE_CONTEXT), None)
+    known = next((assumption for assumption in run.assumptions if assumption.name == WHOLE_CONTEXT), None)
     return known or Assumption(WHOLE_CONTEXT, "assumed")
 
 
@@ -106,8 +112,8 @@ def _no_eviction(
 
 
 def _slots(run: ServerRun) -> Assumption:
-    seen = all(server.plateau == run.slots == server.most_running for server in run.servers)
-    return Assumption(SLOTS, "checked" if seen else "stated")
+    filled_slots = all(server.plateau == run.slots == server.most_running for server in run.servers)
+    return Assumption(SLOTS, "checked" if filled_slots else "stated")
 
 
 def _one_engine(servers: tuple[ServerCount, ...]) -> Assumption:
@@ -124,12 +130,15 @@ def _of_prompts(servers: tuple[ServerCount, ...], sequences: Sequences) -> tuple
     tree = sequences.tree
     if tree is None:
         return ()
-    hits, most = _hits(servers), int(sequences.cached.sum())
+    hits, sharable = _hits(servers), int(sequences.cached.sum())
     # After a preemption a request takes its own tokens from the cache.
-    if hits is not None and hits > most and all(server.preemptions == 0 for server in servers):
-        what = f"{hits:,} prompt tokens came from the cache, and a cold one saves {most:,} at most"
+    if hits is not None and hits > sharable and all(server.preemptions == 0 for server in servers):
+        what = f"{hits:,} prompt tokens came from the cache, and a cold one saves {sharable:,} at most"
         return (Assumption(REUSE_UNIT, "broken", what),)
-    return tuple(replace(one, basis="checked") if one.name == REUSE_UNIT else one for one in assumed_of(tree))
+    return tuple(
+        replace(assumption, basis="checked") if assumption.name == REUSE_UNIT else assumption
+        for assumption in assumed_of(tree)
+    )
 
 
 def _hits(servers: tuple[ServerCount, ...]) -> int | None:

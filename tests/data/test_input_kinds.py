@@ -191,9 +191,9 @@ def test_other_columns_of_a_table_are_never_read(tmp_path: Path, monkeypatch: py
     asked: list[list[str]] = []
     batches = parquet.ParquetFile.iter_batches
 
-    def read(file: parquet.ParquetFile, columns: list[str]) -> Any:
+    def read(file: parquet.ParquetFile, rows: int, columns: list[str]) -> Any:
         asked.append(columns)
-        return batches(file, columns=columns)
+        return batches(file, rows, columns=columns)
 
     monkeypatch.setattr(parquet.ParquetFile, "iter_batches", read)
     assert read_batch(tmp_path / "t.parquet", PromptColumns("prompt"))[0].messages[0].content == "Hi"
