@@ -94,6 +94,8 @@ def baselines(
         if problem.memory_can_run_out:
             served = list(map(simulated, dict.fromkeys((*SCARCE, *IN_ONE_PASS))))
             linear, first, rest = [lambda _: backward_schedule(problem, late), *served], served[:2], in_turn
+            if problem.tree is not None:
+                linear, first, rest = [*in_turn[:1], *linear], [*in_turn[:1], *first], in_turn[1:]
             if are_equally_long(problem):
                 linear = [lambda _: staggered_schedule(problem), *linear]
                 first = [linear[0], *first]

@@ -14,6 +14,7 @@ from tiny_trees import (
     stage_job,
     tiny_job,
     wrong_claims,
+    wrong_plans,
     wrong_stage_claims,
 )
 
@@ -42,6 +43,11 @@ def test_no_bound_is_above_the_optimum_of_any_engine(seed: int) -> None:
 @pytest.mark.parametrize("seed", mostly_slow(range(200), range(15)))
 def test_no_bound_of_stages_is_above_the_optimum(seed: int) -> None:
     assert wrong_stage_claims(seed) == []
+
+
+@pytest.mark.parametrize("seed", mostly_slow(range(200), range(25)))
+def test_plans_their_referee_and_their_bounds_hold_of_our_engine(seed: int) -> None:
+    assert wrong_plans(seed) == []
 
 
 def test_arguments_about_whole_prompts_would_prove_more_than_is_true() -> None:
