@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, Self
 
+from .lengths.interval import COVERAGE, Interval
 from .lengths.remaining import RemainingLengths
 
 Follow = Literal["schedule", "longest-first", "as-given", "shortest-first"]
@@ -54,6 +55,19 @@ class Expectation:
     tail: Tail | None = None
     error: Mapping[str, object] = field(default_factory=dict)
     compared: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, makespans: Sequence[float], follow: Follow, patience: float, **policy: Any) -> Self:
+        """Return what sampled makespans let expect of a policy, in seconds."""
+        interval = asdict(Interval.of(makespans))
+        return cls(
+            **interval,
+            coverage=COVERAGE,
+            samples=len(makespans),
+            follow=follow,
+            patience=patience,
+            **policy,
+        )
 
     def what(self) -> str:
         """Return a description of the followed policy."""

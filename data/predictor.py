@@ -10,11 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .arrays import FloatArray, IntArray
+from .lengths.interval import COVERAGE as COVERAGE
 from .readers.openai_batch import PromptRecord
 from .workload import LONGEST
-
-COVERAGE = 0.9
-"""Intended share of completions inside their interval."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

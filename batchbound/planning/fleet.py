@@ -30,7 +30,6 @@ from ..solvers.solve import DEFAULT_SECONDS
 from ..version import __version__
 from .evicting import following_plan, searched
 from .plan import PlanningError, make_plan
-from .uncertain import COVERAGE
 
 COMPARED, COMPARED_OF_MANY = 5, 2
 """Sampled sets of lengths that compare policies, below and from 5,000 requests."""
@@ -161,18 +160,8 @@ def make_robust_fleet_plan(
     makespan, bound = shares.makespan(planned), fleet_bound(planned)
     took, status = time.perf_counter() - begun, "optimal" if bound.proves(makespan) else "feasible"
     maker = Maker(f"{policy.order} queues", __version__, status, "gave up", took, seed)
-    low, high = np.quantile(ends, ((1 - COVERAGE) / 2, (1 + COVERAGE) / 2), method="weibull").tolist()
-    expected = Expectation(
-        mean=float(np.mean(ends)),
-        low=low,
-        high=high,
-        coverage=COVERAGE,
-        samples=len(ends),
-        follow=policy.order,
-        patience=policy.patience,
-        tail=policy.tail,
-        error=error.to_json(),
-        compared=policy.compared,
+    expected = Expectation.of(
+        ends, policy.order, policy.patience, tail=policy.tail, error=error.to_json(), compared=policy.compared
     )
     return Plan(planned, shares, makespan, bound, maker, groups, provenance or Provenance(), expected)
 

@@ -22,7 +22,6 @@ from ..solvers.search.constructive import ski_rental_schedule
 from ..solvers.solve import DEFAULT_SOLVER
 from .plan import make_plan
 
-COVERAGE = 0.9
 PATIENCE = (0.5, 1.0)
 """Patiences of the ski-rental rule, compared for each queue."""
 
@@ -102,16 +101,10 @@ class _Candidate:
     def expectation(
         self, seconds: FloatArray, error: Mapping[str, object], compared: Mapping[str, float]
     ) -> Expectation:
-        tails = ((1 - COVERAGE) / 2, (1 + COVERAGE) / 2)
-        low, high = np.quantile(seconds, tails, method="weibull").tolist()
-        return Expectation(
-            mean=float(seconds.mean()),
-            low=low,
-            high=high,
-            coverage=COVERAGE,
-            samples=len(seconds),
-            follow=self.follow,
-            patience=self.patience,
+        return Expectation.of(
+            seconds.tolist(),
+            self.follow,
+            self.patience,
             held_back=self.held_back,
             error=error,
             compared=compared,
