@@ -2,9 +2,10 @@
 Run a job twice as ``batchbound run`` does: what an order gains when lengths are unknown, then known.
 
 Jobs: ``gsm8k`` has questions of one kind under one cap. ``caps`` has yes-no questions and stories in turn,
-each kind under a cap of its own. ``kinds`` has the same questions under one cap, kind by kind. Decode steps
-are exact: those of the run, of first come, first served simulated on the completions that came out, and of
-a plan of their lengths. Seconds are the run's own.
+each kind under a cap of its own. ``kinds`` has the same questions under one cap, kind by kind. ``speller``
+has the four kinds of the guide on evaluation, for ``--model tiny:speller``. Decode steps are exact: those of
+the run, of first come, first served simulated on the completions that came out, and of a plan of their
+lengths. Seconds are the run's own.
 
 Run: ``python benchmarks/two_runs.py --model MODEL -o FILE``, with BATCHBOUND_DATA set for ``gsm8k``
 """
@@ -23,7 +24,16 @@ from typing import Any
 
 PLACES = ("a forest", "a harbour", "a bakery", "a library", "an airport", "a farm", "a theatre", "a mine")
 
-NAMES = {"gsm8k": "one kind, one cap", "caps": "two kinds, a cap each", "kinds": "two kinds, one cap"}
+NAMES = {
+    "gsm8k": "one kind, one cap",
+    "caps": "two kinds, a cap each",
+    "kinds": "two kinds, one cap",
+    "speller": "four kinds, a cap each",
+}
+
+WORDS = ("walnut", "sparrow", "kettle", "feather", "lantern", "basket", "velvet", "harbor")
+
+OF_SPELLER = {"Spell {n}.": 60, "Reverse {w}.": 10, "Say {w} {t} times.": 90, "Is {n} even?": 4}
 
 
 def questions(job: str, count: int, cap: int) -> Iterator[tuple[str, int]]:
@@ -33,6 +43,11 @@ def questions(job: str, count: int, cap: int) -> Iterator[tuple[str, int]]:
         with file.open(encoding="utf-8") as lines:
             for _, line in zip(range(count), lines, strict=False):
                 yield json.loads(line)["question"], cap
+        return
+    if job == "speller":
+        for k in range(count):
+            text, most = list(OF_SPELLER.items())[k % 4]
+            yield text.format(n=137 * k + 11, w=WORDS[k // 4 % 8], t=2 + k % 7), most
         return
     short = [f"Is {137 * k + 11} an even number? Answer yes or no." for k in range(count // 2)]
     tales = [f"Write a story of {3 + k} sentences in {PLACES[k % 8]}." for k in range(count // 2)]
@@ -69,14 +84,14 @@ def row_of(job: str, which: str, gain: Mapping[str, Any]) -> list[str]:
     saved = 1 - ours["decode_steps"] / first["decode_steps"]
     seconds = 1 - ours["seconds"] / first["seconds"]
     known = gain["known"]["decode_steps"] if gain["known"] else "not planned"
-    above = f"{100 * (ours['seconds'] / gain['least'] - 1):.0f} %" if gain["least"] else "no bound"
+    above = f"{round(100 * (ours['seconds'] / gain['least'] - 1))} %" if gain["least"] else "no bound"
     return [
         f"{NAMES[job]}, {gain['requests']} prompts",
         which,
         f"{first['decode_steps']:,}",
         f"{ours['decode_steps']:,}",
-        f"{100 * saved:.0f} %",
-        f"{100 * seconds:.0f} %",
+        f"{round(100 * saved)} %",
+        f"{round(100 * seconds)} %",
         f"{known}",
         above,
     ]
@@ -87,7 +102,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", required=True, help="as batchbound run takes it")
-    parser.add_argument("--jobs", nargs="+", choices=NAMES, default=list(NAMES))
+    parser.add_argument("--jobs", nargs="+", choices=NAMES, default=list(NAMES)[:3])
     parser.add_argument("--prompts", type=int, default=48)
     parser.add_argument("--cap", type=int, default=96)
     parser.add_argument("--slots", type=int, default=8)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,28 +99,36 @@ def samples(figures: Figures) -> str:
 
 def known_lengths(figures: Figures) -> str:
     """Return the least and the most iterations saved where slots bind."""
-    saved = [number(cell(figures, "server", "fewer", step)) for step in ("step 4", "step 5, 192")]
-    return f"**{min(saved):.0f} to {max(saved):.0f} %** fewer iterations"
+    saved = [cell(figures, "server", "fewer", step) for step in ("step 4", "step 5, 192")]
+    return f"**{from_to(saved)}** fewer iterations"
 
 
-def two_runs(figures: Figures, job: str) -> str:
-    """Return the decode steps saved by the first and by the second run of a job."""
-    first, second = (cell(figures, "two_runs", "fewer", NAMES[job], which) for which in ("first", "second"))
-    if {first, second} == {"0 %"}:
+def two_runs(figures: Figures, *jobs: str) -> str:
+    """Return the decode steps saved by the first and by the second runs of jobs."""
+    first, second = (
+        [cell(figures, "two_runs", "fewer", job, which) for job in jobs] for which in ("first", "second")
+    )
+    if {*first, *second} == {"0 %"}:
         return "nothing, and it says so"
-    return f"**{first}** fewer decode steps, {second} in the second run"
+    return f"**{from_to(first)}** fewer decode steps, {from_to(second)} in the second run"
 
 
-NAMES = {"caps": "two kinds, a cap each", "kinds": "two kinds, one cap", "gsm8k": "one kind, one cap"}
+def from_to(cells: Sequence[str]) -> str:
+    """Return the least and the most of some percentages."""
+    low, high = (pick(map(number, cells)) for pick in (min, max))
+    return f"{low:.0f} %" if low == high else f"{low:.0f} to {high:.0f} %"
+
+
+MIXED = ("two kinds, a cap each", "four kinds, a cap each")
 
 GAINS: tuple[tuple[str, Callable[[Figures], str], str, str], ...] = (
     ("evaluate with worked examples", few_shot, "transformers' `generate`, full batches", "few_shot"),
     ("ask about documents, on a server", documents, "vLLM 0.32 in file order", "prefix_server"),
     ("train with groups of 8 samples", samples, "`generate` on the whole batch, TRL's default", "samples"),
     ("send prompts of known lengths", known_lengths, "vLLM 0.32 in file order", "server"),
-    ("mix caps", lambda figures: two_runs(figures, "caps"), "first come, first served", "two_runs"),
-    ("mix kinds of prompts", lambda figures: two_runs(figures, "kinds"), "the same", "two_runs"),
-    ("have one kind and one cap", lambda figures: two_runs(figures, "gsm8k"), "the same", "two_runs"),
+    ("mix caps", lambda figures: two_runs(figures, *MIXED), "first come, first served", "two_runs"),
+    ("mix kinds of prompts", lambda figures: two_runs(figures, "two kinds, one cap"), "the same", "two_runs"),
+    ("have one kind and one cap", lambda figures: two_runs(figures, "one kind"), "the same", "two_runs"),
 )
 """Persons of the README, what they gain and against what, and the table of the figures."""
 
