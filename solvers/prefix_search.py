@@ -20,8 +20,11 @@ from .result import Limits, StoppedBy
 _SIMULATED = 5_000_000
 """Requests over all orders that are simulated before any search."""
 
-_LATE = 20
-"""Length of late acceptance: steps between the compared orders."""
+_LATE = (1, 20)
+"""Lengths of late acceptance: steps between the compared orders. The next one follows when one has stalled.
+
+An order that takes milliseconds to simulate gets a few hundred steps, in which the shortest gains most.
+"""
 
 _STALLED = 10
 """Moves without a better order after which a search ends, for each request."""
@@ -106,15 +109,19 @@ class _Search:
         """Search until a limit; keep the best order that is sure."""
         ends = None if budget.seconds is None else time.perf_counter() + budget.seconds
         rng, left = random.Random(budget.seed), budget.work
-        most, stalled = _STALLED * max(_LATE, len(self.best.order)), 0
+        most, stalled = _STALLED * max(*_LATE, len(self.best.order)), 0
         name, at = f"{self.best.name}, improved", self.best
         regret = best = at.regret(self._least)
-        before = deque([regret] * _LATE)
+        lengths = iter(_LATE)
+        before = deque([regret] * next(lengths))
         try:
             while self.best.seconds[0] > enough:
                 stalled += 1
                 if stalled > most:
-                    return StoppedBy.STALLED
+                    longer = next(lengths, None)
+                    if longer is None:
+                        return StoppedBy.STALLED
+                    at, regret, stalled, before = self.best, best, 0, deque([best] * longer)
                 if ends is not None and time.perf_counter() >= ends:
                     return StoppedBy.TIME
                 if left is not None:
