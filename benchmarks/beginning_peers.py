@@ -2,9 +2,9 @@
 Jobs whose prompts share beginnings, and jobs whose prompts do not, on our engine and on vLLM, in turns.
 
 Each engine runs in a process of its own, pinned to one core with all its threads, with one thread for
-products. Seconds are of the wall from the first prompt to the last token, and of the processor, after loading
-and a short warm-up. Completions are greedy and end at an end token or at the cap. vLLM runs as it is
-installed: compiled, with its prefix cache.
+products; one waits while the other works. Seconds are of the wall and of the processor from the first prompt
+to the last token, after loading and a short warm-up. Completions are greedy and end at an end token or at the
+cap. vLLM runs as it is installed: compiled, with its prefix cache, which is emptied before each job.
 
 - ``examples``: GSM8K questions with five worked examples before each; ``system``: under one system prompt of
   300 tokens; ``documents``: on documents of 220 tokens, six questions on each; ``texts``: on texts of 500
@@ -23,7 +23,9 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import cycle, islice
 from pathlib import Path
@@ -49,6 +51,7 @@ KINDS = {
     "questions": Kind(64, 128, 32),
     "long": Kind(8, 64, 8),
 }
+DONE = "beginning_peers: done"
 SYSTEM_TOKENS, DOCUMENT_TOKENS, TEXT_WORDS, LONG_TOKENS = 300, 220, 500, 1_750
 
 
@@ -84,61 +87,105 @@ def prompts_of(kind: str, requests: int, folder: Path, tokenizer: Any) -> list[l
     return prompts
 
 
-def by_ours(folder: Path, number_format: str, job: dict[str, Any]) -> dict[str, Any]:
-    """Complete a job by ``LLM.generate``."""
+Complete = Callable[[dict[str, Any]], tuple[list[list[int]], dict[str, Any]]]
+"""Completes a job; returns its completions, and what else is known of the run."""
+
+
+def ours(folder: Path, number_format: str) -> Complete:
+    """Load a model for ``LLM.generate``."""
     import torch
 
     from batchbound import LLM
+    from batchbound.executor.models.source import load_model
+    from batchbound.executor.models.tokenizers import load_tokenizer
 
     torch.set_num_threads(1)
-    llm = LLM.from_pretrained(folder, dtype=number_format, device="cpu", slots=job["slots"])
-    prompts = job["prompts"]
-    list(llm.generate([prompt[:8] for prompt in prompts[:2]], temperature=0, max_tokens=4))
-    start, cpu = time.perf_counter(), time.process_time()
-    answers: list[list[int]] = [[] for _ in prompts]
-    for done in llm.generate(prompts, temperature=0, max_tokens=job["cap"]):
-        answers[done.index] = list(done.completion_ids)
-    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu
-    computed = llm.report().prompt_tokens
-    return {"seconds": seconds, "cpu_seconds": cpu_seconds, "answers": answers, "prompt_tokens": computed}
+    model = load_model(str(folder), dtype=number_format, device="cpu")
+    tokenizer = load_tokenizer(str(folder))
+
+    def complete(job: dict[str, Any]) -> tuple[list[list[int]], dict[str, Any]]:
+        llm = LLM(model, tokenizer, slots=job["slots"])
+        answers: list[list[int]] = [[] for _ in job["prompts"]]
+        for done in llm.generate(job["prompts"], temperature=0, max_tokens=job["cap"]):
+            answers[done.index] = list(done.completion_ids)
+        return answers, {"computed_prompt_tokens": llm.report().prompt_tokens}
+
+    return complete
 
 
-def by_vllm(folder: Path, number_format: str, job: dict[str, Any]) -> dict[str, Any]:
-    """Complete a job by vLLM's offline engine, scheduler and worker in this process."""
+def vllm(folder: Path, number_format: str) -> Complete:
+    """Load a model for vLLM's offline engine, with scheduler and worker in this process."""
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1"}
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
     from vllm import LLM, SamplingParams
 
-    llm = LLM(str(folder), dtype=number_format, max_num_seqs=job["slots"], max_model_len=2_048)
+    most = max(kind.slots for kind in KINDS.values())
+    llm = LLM(str(folder), dtype=number_format, max_num_seqs=most, max_model_len=2_048)
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
 
-    def generate(prompts: list[list[int]], cap: int) -> list[list[int]]:
-        settings = SamplingParams(temperature=0.0, max_tokens=cap, detokenize=False)
-        done = llm.generate([{"prompt_token_ids": ids} for ids in prompts], settings, use_tqdm=False)
-        return [list(reply.outputs[0].token_ids) for reply in done]
+    def complete(job: dict[str, Any]) -> tuple[list[list[int]], dict[str, Any]]:
+        llm.reset_prefix_cache()
+        scheduler.max_num_active_reqs = job["slots"]
+        settings = SamplingParams(temperature=0.0, max_tokens=job["cap"], detokenize=False)
+        prompts = [{"prompt_token_ids": ids} for ids in job["prompts"]]
+        done = llm.generate(prompts, settings, use_tqdm=False)
+        return [list(reply.outputs[0].token_ids) for reply in done], {}
 
-    generate([prompt[:8] for prompt in job["prompts"][:2]], 4)
-    start, cpu = time.perf_counter(), time.process_time()
-    answers = generate(job["prompts"], job["cap"])
-    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu
-    return {"seconds": seconds, "cpu_seconds": cpu_seconds, "answers": answers}
-
-
-WAYS = {"batchbound": by_ours, "vllm": by_vllm}
+    return complete
 
 
-def in_its_own_process(way: str, python: str, core: int, worker: dict[str, Any], home: Path) -> Any:
-    """Run a way once, pinned to a core."""
-    order, result = home / "job.json", home / "result.json"
-    order.write_text(json.dumps(worker | {"way": way}), encoding="utf-8")
-    environment = dict(os.environ)
-    if python != sys.executable:
-        # Our packages are not its packages.
-        environment.pop("PYTHONPATH", None)
-    command = ["taskset", "-c", str(core), python, __file__, "--worker", str(order), str(result)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{way} failed:\n{done.stderr[-3000:]}")
-    return json.loads(result.read_text(encoding="utf-8"))
+WAYS: dict[str, Callable[[Path, str], Complete]] = {"batchbound": ours, "vllm": vllm}
+
+
+def work(way: str, folder: Path, number_format: str) -> None:
+    """Complete the jobs whose files standard input names; write each result beside its job."""
+    complete = WAYS[way](folder, number_format)
+    for line in sys.stdin:
+        file = Path(line.strip())
+        job = json.loads(file.read_text(encoding="utf-8"))
+        complete({**job, "prompts": [prompt[:8] for prompt in job["prompts"][:2]], "cap": 4})
+        start, cpu = time.perf_counter(), time.process_time()
+        answers, facts = complete(job)
+        seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu
+        result = {"seconds": seconds, "cpu_seconds": cpu_seconds, "answers": answers, **facts}
+        file.with_suffix(".result").write_text(json.dumps(result), encoding="utf-8")
+        print(DONE, flush=True)
+
+
+class Engine:
+    """A way's process, pinned to a core; it waits while another one works."""
+
+    def __init__(self, way: str, python: str, core: int, model: Path, number_format: str) -> None:
+        environment = dict(os.environ)
+        if python != sys.executable:
+            # Our packages are not its packages.
+            environment.pop("PYTHONPATH", None)
+        own = [__file__, "--worker", way, "--model", str(model), "--formats", number_format]
+        self._way = way
+        self._process = subprocess.Popen(
+            ["taskset", "-c", str(core), python, *own],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+
+    def complete(self, file: Path) -> dict[str, Any]:
+        """Complete a job's file."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(file, file=self._process.stdin, flush=True)
+        # What its libraries print comes between.
+        for line in self._process.stdout:
+            if line.strip() == DONE:
+                result: dict[str, Any] = json.loads(file.with_suffix(".result").read_text(encoding="utf-8"))
+                return result
+        raise RuntimeError(f"{self._way} failed with status {self._process.wait()}")
+
+    def end(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.wait()
 
 
 def processor() -> dict[str, Any]:
@@ -163,13 +210,13 @@ def compared(results: dict[str, list[Any]], job: dict[str, Any]) -> dict[str, An
             "all_cpu_seconds": [run["cpu_seconds"] for run in runs],
             "completion_tokens": sum(map(len, runs[-1]["answers"])),
         }
-    ours = results["batchbound"][-1]
+    own = results["batchbound"][-1]
     row["prompt_tokens"] = sum(map(len, job["prompts"]))
-    row["computed_prompt_tokens"] = ours["prompt_tokens"]
+    row["computed_prompt_tokens"] = own["computed_prompt_tokens"]
     if "vllm" in results:
         row["ratio"] = row["batchbound"]["cpu_seconds"] / row["vllm"]["cpu_seconds"]
         row["equal"] = sum(
-            a == b for a, b in zip(ours["answers"], results["vllm"][-1]["answers"], strict=True)
+            a == b for a, b in zip(own["answers"], results["vllm"][-1]["answers"], strict=True)
         )
     return row
 
@@ -188,30 +235,31 @@ def main() -> None:
     data = Path(os.environ.get("BATCHBOUND_DATA", "../shared/data"))
     parser.add_argument("--data", type=Path, default=data / "gsm8k")
     parser.add_argument("--output", type=Path, help="JSON, written after every job")
-    parser.add_argument("--worker", nargs=2, type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--worker", choices=sorted(WAYS), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        order = json.loads(options.worker[0].read_text(encoding="utf-8"))
-        result = WAYS[order["way"]](Path(order["model"]), order["format"], order["job"])
-        options.worker[1].write_text(json.dumps(result), encoding="utf-8")
+        work(options.worker, options.model, options.formats[0])
         return
-    import tempfile
-
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(options.model / "tokenizer.json"))
     pythons = {"batchbound": sys.executable} | ({"vllm": options.vllm} if options.vllm else {})
     rows = []
-    with tempfile.TemporaryDirectory() as home:
-        for name in options.jobs:
-            kind = KINDS[name]
-            count = min(options.requests or kind.requests, kind.requests)
-            job = {**asdict(kind), "prompts": prompts_of(name, count, options.data, tokenizer)}
-            for number_format in options.formats:
-                worker = {"model": str(options.model.resolve()), "format": number_format, "job": job}
-                results: dict[str, list[Any]] = {way: [] for way in pythons}
-                for way, python in islice(cycle(pythons.items()), options.repeats * len(pythons)):
-                    results[way].append(in_its_own_process(way, python, options.core, worker, Path(home)))
+    for number_format in options.formats:
+        engines = {
+            way: Engine(way, python, options.core, options.model.resolve(), number_format)
+            for way, python in pythons.items()
+        }
+        with tempfile.TemporaryDirectory() as home:
+            for name in options.jobs:
+                kind = KINDS[name]
+                count = min(options.requests or kind.requests, kind.requests)
+                job = {**asdict(kind), "prompts": prompts_of(name, count, options.data, tokenizer)}
+                file = Path(home) / f"{name}.json"
+                file.write_text(json.dumps(job), encoding="utf-8")
+                results: dict[str, list[Any]] = {way: [] for way in engines}
+                for way, engine in islice(cycle(engines.items()), options.repeats * len(engines)):
+                    results[way].append(engine.complete(file))
                 rows.append(
                     {"job": name, "requests": count, "format": number_format} | compared(results, job)
                 )
@@ -219,6 +267,8 @@ def main() -> None:
                 if options.output:
                     whole = {"processor": processor(), "rows": rows}
                     options.output.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+        for engine in engines.values():
+            engine.end()
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from ..models.faults import available_bytes
 from ..models.source import take_open_format
 from ..models.wrapped import restoring
 from .host_kernels import HostKernels, built
+from .products import least, pack, product
 
 _LOG = logging.getLogger(__name__)
 
@@ -195,26 +196,10 @@ def _rates(model: Any, kernels: HostKernels, trial: Trial) -> dict[str, float]:
         # Float16 is widened as a whole: there are no products of our own for it.
         held = part if part.dtype == torch.bfloat16 else part.float()
         operations += 2 * trial.rows * part.numel()
+        packed = pack(part)
         for name, call in (
-            (str(part.dtype).removeprefix("torch."), _native(own, part)),
+            (str(part.dtype).removeprefix("torch."), lambda own=own, packed=packed: product(own, packed)),
             ("float32", lambda wide=wide, held=held: kernels.product(wide, held.contiguous(), None)),
         ):
-            seconds[name] = seconds.get(name, 0.0) + _least(call, trial)
+            seconds[name] = seconds.get(name, 0.0) + least(call, trial.clock, trial.repeats)
     return {name: operations / max(taken, 1e-9) for name, taken in seconds.items()}
-
-
-def _native(inputs: torch.Tensor, weight: torch.Tensor) -> Callable[[], object]:
-    """Return a call of the product in its own number format."""
-    if weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight, inputs.shape[0])
-        return lambda: torch.ops.mkldnn._linear_pointwise(inputs, packed, None, "none", [], "")
-    return lambda: torch.nn.functional.linear(inputs, weight)
-
-
-def _least(call: Callable[[], object], trial: Trial) -> float:
-    timings = []
-    for _ in range(trial.repeats):
-        start = trial.clock()
-        call()
-        timings.append(trial.clock() - start)
-    return min(timings)

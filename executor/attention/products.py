@@ -59,15 +59,15 @@ def _tried(threads: int, clock: Callable[[], float]) -> Products:
         return torch.randn(*shape, generator=draw).bfloat16()
 
     inputs, weight = random(32, 512), random(512, 512)
-    own, wide = pack(weight, False), pack(weight, True)
+    own, wide = pack(weight), pack(weight, True)
     query, (keys, values) = random(1, 8, 512, 64), random(2, 1, 2, 512, 64)
 
     def faster(way: Callable[[], object], than: Callable[[], object]) -> bool:
-        return _GAIN * _least(way, clock) < _least(than, clock)
+        return _GAIN * least(way, clock) < least(than, clock)
 
     return Products(
         widened=packs(torch.float32)
-        and faster(lambda: product(inputs, wide, None, True), lambda: product(inputs, own, None, False)),
+        and faster(lambda: product(inputs, wide, None, True), lambda: product(inputs, own)),
         blocks=faster(
             lambda: attend_by_blocks(query, keys, values, window=None, scale=None),
             lambda: attend_from_latest(query, keys, values, window=None, scale=None),
@@ -75,11 +75,11 @@ def _tried(threads: int, clock: Callable[[], float]) -> Products:
     )
 
 
-def _least(call: Callable[[], object], clock: Callable[[], float]) -> float:
+def least(call: Callable[[], object], clock: Callable[[], float], repeats: int = _REPEATS) -> float:
     """Return the shortest seconds of some calls, after one that does not count."""
     call()
     timings = []
-    for _ in range(_REPEATS):
+    for _ in range(repeats):
         start = clock()
         call()
         timings.append(clock() - start)
@@ -87,19 +87,19 @@ def _least(call: Callable[[], object], clock: Callable[[], float]) -> float:
 
 
 def product(
-    inputs: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, widened: bool
+    inputs: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None = None, widened: bool = False
 ) -> torch.Tensor:
     """Return inputs times a weight of :func:`pack`, plus a bias, in the inputs' number format."""
     if widened:
         bias = None if bias is None else bias.float()
-        return product(inputs.float(), packed, bias, False).to(inputs.dtype)
+        return product(inputs.float(), packed, bias).to(inputs.dtype)
     if not packs(packed.dtype):
         return torch.nn.functional.linear(inputs, packed, bias)
     output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(inputs, packed, bias, "none", [], "")
     return output
 
 
-def pack(weight: torch.Tensor, widened: bool) -> torch.Tensor:
+def pack(weight: torch.Tensor, widened: bool = False) -> torch.Tensor:
     """Return a weight's copy in oneDNN's order, where it has one for the number format."""
     if widened:
         weight = weight.float()

@@ -235,9 +235,10 @@ class RunningBatch(ABC):
         self._check_occupied(slot)
         row = self._row_of_slot[slot]
         layers = [(_to_host(keys), _to_host(values)) for keys, values in self._store.read_row(row)]
-        state = self._state[:, row].to("cpu", copy=True)
+        state, shared = self._state[:, row].to("cpu", copy=True), self._store.shared_by(row)
         self.release(slot)
-        return Suspended(tuple(keys for keys, _ in layers), tuple(values for _, values in layers), state)
+        keys, values = (tuple(layer[kind] for layer in layers) for kind in (0, 1))
+        return Suspended(keys, values, state, shared)
 
     @torch.inference_mode()
     def insert(self, slot: int, request: Suspended) -> None:
@@ -245,7 +246,8 @@ class RunningBatch(ABC):
         self._check_free(slot)
         row = self._take_row(slot)
         try:
-            self._store.write_row(row, list(zip(request.keys, request.values, strict=True)))
+            layers = list(zip(request.keys, request.values, strict=True))
+            self._store.write_row(row, layers, request.shared)
         except Exception as error:
             self.release(slot)
             self._raise_out_of_memory(error)

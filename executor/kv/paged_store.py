@@ -214,12 +214,16 @@ class PagedSlots(KeyValueStore):
             if beginning is None:
                 first = begin if first is None else first
                 beginning = self._beginnings[name] = _Beginning(name, self._take(end - begin))
-            beginning.rows += 1
-            self._begins[row].append(beginning)
-            _extend(places, row, begin, beginning.pages)
+            self._read(row, beginning, begin, places)
             begin = end
         self._use(self._begins[row])
         return begin if first is None else first
+
+    def _read(self, row: int, beginning: _Beginning, begin: int, places: _Places) -> None:
+        """Let a row read a beginning from a column on."""
+        beginning.rows += 1
+        self._begins[row].append(beginning)
+        _extend(places, row, begin, beginning.pages)
 
     def _use(self, path: Sequence[_Beginning]) -> None:
         """Note the use of beginnings, the ends of a path before its root."""
@@ -233,7 +237,7 @@ class PagedSlots(KeyValueStore):
         It goes on from beginnings of ``begin`` tokens.
         """
         begins, own = self._begins[row], self._own[row]
-        # A row that came back from the host holds all pages by itself.
+        # A row that came back from the host may hold all pages by itself.
         shared = sum(len(each.pages) for each in begins)
         if begin >= shared and name not in self._beginnings:
             self._beginnings[name] = _Beginning(name, own[begin - shared : end - shared])
@@ -410,16 +414,34 @@ class PagedSlots(KeyValueStore):
             copies.append((keys, values))
         return copies
 
-    def write_row(self, row: int, layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    def shared_by(self, row: int) -> Sequence[tuple[_Beginning, int]]:
+        """Return the beginnings of a row, each with its tokens."""
+        return [(beginning, len(beginning.pages)) for beginning in self._begins[row]]
+
+    def write_row(
+        self,
+        row: int,
+        layers: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        shared: Sequence[tuple[_Beginning, int]] = (),
+    ) -> None:
         """Write every layer's KV cache, (heads, tokens, head size), into a row."""
-        tokens = layers[0][0].shape[1]
-        self.reserve([row], [tokens])
-        pages = self.pages_of(row, tokens)
+        tokens, begin = layers[0][0].shape[1], 0
+        places: _Places = [], [], []
+        self._shared_columns = None
+        for beginning, count in shared:
+            # One that was split, or computed again, has other pages.
+            if self._beginnings.get(beginning.name) is not beginning or len(beginning.pages) != count:
+                break
+            self._read(row, beginning, begin, places)
+            begin += count
+        self.make_room(tokens)
+        self._grow([row], [tokens], places)
+        pages = self.pages_of(row, tokens)[begin:]
         for layer, (keys, values) in zip(self._paged_layers, layers, strict=True):
             if not layer.is_initialized:
                 layer.lazy_initialization(keys[None], values[None])
             for buffer, states in zip(layer.buffers, (keys, values), strict=True):
-                buffer.index_copy_(0, pages, states.to(buffer).transpose(0, 1))
+                buffer.index_copy_(0, pages, states[:, begin:].to(buffer).transpose(0, 1))
         self.lengths[row] = tokens
 
 

@@ -10,7 +10,7 @@ import mmap
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
@@ -27,11 +27,13 @@ class Suspended:
 
     keys, values: One array per layer, shape (key-value heads, tokens, head size), in host memory.
     state: Next input token, position, random stream and number of emitted tokens; int64, shape (4,).
+    shared: Beginnings that it read, which it reads again where they are still held.
     """
 
     keys: tuple[torch.Tensor, ...]
     values: tuple[torch.Tensor, ...]
     state: torch.Tensor
+    shared: Sequence[Any] = ()
 
     @property
     def tokens(self) -> int:
@@ -121,9 +123,18 @@ class KeyValueStore(Cache):
     def read_row(self, row: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return views of a row's KV cache, (heads, tokens, head size)."""
 
+    def shared_by(self, row: int) -> Sequence[Any]:
+        """Return the beginnings that a row shares with others."""
+        return ()
+
     @abstractmethod
-    def write_row(self, row: int, layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Write every layer's KV cache, (heads, tokens, head size), into a row."""
+    def write_row(
+        self, row: int, layers: Sequence[tuple[torch.Tensor, torch.Tensor]], shared: Sequence[Any] = ()
+    ) -> None:
+        """Write every layer's KV cache, (heads, tokens, head size), into a row.
+
+        Beginnings of ``shared`` that are still held are read in place.
+        """
 
 
 def zeros(like: torch.Tensor, rows: int, columns: int, dtype: torch.dtype | None = None) -> torch.Tensor:

@@ -184,7 +184,9 @@ class KeyValueWindow(KeyValueStore):
             views.append((keys[row, :, start:end], values[row, :, start:end]))
         return views
 
-    def write_row(self, row: int, layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    def write_row(
+        self, row: int, layers: Sequence[tuple[torch.Tensor, torch.Tensor]], shared: Sequence[Any] = ()
+    ) -> None:
         """Write every layer's KV cache, (heads, tokens, head size), into a row."""
         tokens = layers[0][0].shape[1]
         self.make_room_before(tokens)

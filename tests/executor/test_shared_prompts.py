@@ -261,6 +261,24 @@ def test_columns_are_read_together_only_after_others_that_are() -> None:
     assert batch._store.shared_columns([0, 1, 2]).numbers.tolist() == [0, 2, 2, 0, 1, 2, 3, 2, 0, 1]
 
 
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_a_request_from_the_host_reads_beginnings_that_are_still_held(forgotten: bool) -> None:
+    model = load_model("tiny:llama", dtype="float64", device="cpu")
+    prompts = [[*range(1, 21), own] for own in (50, 60)]
+    batch = RaggedBatch(model, 2, 40)
+    tokens = [batch.prefill([0, 1], prompts, paths=[((7, 12), (8, 20))] * 2)]
+    tokens += batch.decode(2).tolist()
+    pages = batch._store.pages_in_use
+    suspended = batch.take(1)
+    if forgotten:
+        batch.forget([8])
+    batch.insert(1, suspended)
+    assert batch._store.pages_in_use == pages + (8 if forgotten else 0)
+    tokens += batch.decode(5).tolist()
+    for slot, prompt in enumerate(prompts):
+        assert [row[slot] for row in tokens] == generate_alone(model, prompt, 8)
+
+
 def test_pages_of_a_beginning_are_free_when_its_last_row_has_ended() -> None:
     model = load_model("tiny:llama", dtype="float64", device="cpu")
     batch = RaggedBatch(model, 3, 40)

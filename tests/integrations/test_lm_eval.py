@@ -61,6 +61,36 @@ def test_settings_that_only_hf_knows_are_generated_as_hf_does(
     assert "generating with hf" in caplog.text
 
 
+EDGES: list[dict[str, Any]] = [
+    {"until": ["w7", "w8 w9"]},
+    {"until": "w7"},
+    {"until": ["7 w"]},
+    {"until": ["</s>", "<s>"]},
+    {"until": ["ß €", "\n\n"]},
+    {"until": [], "max_gen_toks": 1},
+    {"until": [], "max_new_tokens": 3},
+    {"until": [], "max_tokens": 3},
+    {"until": [], "temperature": 0.0},
+    {"until": [], "do_sample": False, "temperature": 0.7, "top_p": 0.9},
+    {"until": [], "do_sample": False, "repetition_penalty": 1.3},
+    {"until": [], "no_repeat_ngram_size": 2},
+    {"until": [], "min_new_tokens": 6},
+    {"until": [], "max_gen_toks": 60},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_edges_of_generation_are_those_of_hf(tmp_path: Path) -> None:
+    hf, own = models(tmp_path)
+    contexts = ["w3  w4 ", "w5\t", "w10 ß €", " ".join(f"w{k}" for k in range(3, 200))]
+    for settings in EDGES:
+        most = {} if any(name.startswith("max") for name in settings) else {"max_gen_toks": 8}
+        asked = [request(context, **settings, **most) for context in contexts]
+        texts = own.generate_until(asked, disable_tqdm=True)
+        assert texts == hf.generate_until(asked, disable_tqdm=True), settings
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_log_likelihoods_are_those_of_hf(tmp_path: Path) -> None:
     from lm_eval.api.instance import Instance
