@@ -36,51 +36,37 @@ class CostCache:
         root = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
         return cls(Path(root) / "batchbound" / "costs")
 
-    def keep(self, model: str, slots: int, found: CalibratedCost) -> bool:
+    def keep(self, model: str, slots: int, costs: CalibratedCost) -> bool:
         """Save a long enough run's costs; return whether they were saved."""
-        error = found.error
+        error = costs.error
         if error is None or error.prefill_stages < self.least_prefill_stages:
             return False
         if error.decode_steps < self.least_decode_steps:
             return False
-        path = self._folder_of(model) / f"{_digest(_conditions(found))}-{slots}.json"
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            found.save(path)
-        except OSError:
-            # An unwritable cache must not fail the run.
-            return False
-        return True
+        return _saved(costs, self._folder_of(model) / f"{_digest(_conditions(costs))}-{slots}.json")
 
     def find(self, model: str, slots: int, threads: int | None = None) -> CalibratedCost | None:
         """Return a model's costs: those with as many threads, the nearest slots, the newest.
 
         threads: CPU threads of the coming run; None if unknown.
         """
-        found: list[CalibratedCost] = []
-        for _, _, path in sorted(self._kept(model), key=lambda one: (abs(one[0] - slots), -one[1])):
+        costs: list[CalibratedCost] = []
+        for _, _, path in sorted(self._kept(model), key=lambda entry: (abs(entry[0] - slots), -entry[1])):
             try:
-                found.append(CalibratedCost.load(path))
+                costs.append(CalibratedCost.load(path))
             except InputError:
                 continue  # written by another version: the next run writes it again
         # The name of a processor ends with the threads of the run.
         of_threads = f" {threads} threads)"
         return min(
-            found,
-            key=lambda one: threads is not None and not str(one.engine.get("device")).endswith(of_threads),
+            costs,
+            key=lambda cost: threads is not None and not str(cost.engine.get("device")).endswith(of_threads),
             default=None,
         )
 
     def keep_server(self, url: str, models: Sequence[str], rates: IterationRates) -> bool:
         """Save a server's costs of an iteration; return whether they were saved."""
-        path = self._server(url, models)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            rates.save(path)
-        except OSError:
-            # An unwritable cache must not fail the run.
-            return False
-        return True
+        return _saved(rates, self._server(url, models))
 
     def find_server(self, url: str, models: Sequence[str]) -> IterationRates | None:
         """Return the costs of an iteration that an earlier run on a server measured."""
@@ -114,9 +100,19 @@ def costs_of(trace: Trace) -> CalibratedCost | None:
         return None
 
 
-def _conditions(found: CalibratedCost) -> str:
+def _saved(costs: CalibratedCost | IterationRates, path: Path) -> bool:
+    """Return whether costs could be saved: an unwritable cache must not fail the run."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        costs.save(path)
+    except OSError:
+        return False
+    return True
+
+
+def _conditions(costs: CalibratedCost) -> str:
     """Return a key of device, threads, dtype and KV layout."""
-    return "|".join(str(found.engine.get(name)) for name in ("device", "dtype", "tier"))
+    return "|".join(str(costs.engine.get(name)) for name in ("device", "dtype", "tier"))
 
 
 def _digest(text: str) -> str:
