@@ -189,6 +189,28 @@ class BatchLine:
         """Return the error of a field of the line."""
         return InputError(message, file=self.path, where=f"line {self.number}, field '{field}'", hint=hint)
 
+    def named_body(self, entry: Mapping[str, object]) -> tuple[str, dict[str, object]]:
+        """Return the name and the body of a line."""
+        custom_id, body, method = entry.get("custom_id"), entry.get("body"), entry.get("method", "POST")
+        if custom_id is None:
+            raise self.error("custom_id", "is missing", "Give every request its own custom_id.")
+        if not isinstance(custom_id, str) or not custom_id.strip():
+            message = f"{custom_id!r} is not a name" if custom_id == "" else f"{custom_id!r} is not a text"
+            raise self.error("custom_id", message, "Give every request its own custom_id, in quotes.")
+        if "\0" in custom_id:
+            raise self.error("custom_id", f"{shown(custom_id)} holds a zero character", "Leave it out.")
+        if "response" in entry and "body" not in entry:
+            hint = (
+                "Give the batch input file; completions are a source of lengths: --lengths completions:FILE."
+            )
+            raise self.error("response", "is a completion, not a request", hint)
+        if not isinstance(body, dict):
+            what = "is missing" if body is None else f"{shown(body)} is not an object"
+            raise self.error("body", what, "Put messages or prompt into a body object.")
+        if method != "POST":
+            raise self.error("method", f"{shown(method)} is not POST", "Write POST, or leave it out.")
+        return custom_id, body
+
     def url(self, given: object, body: Mapping[str, object]) -> str:
         """Return the endpoint of a line, by default from ``messages`` or ``prompt``."""
         needed = {CHAT: "messages", COMPLETIONS: "prompt"}
@@ -210,26 +232,7 @@ class _Line(BatchLine):
 
     def record(self) -> PromptRecord:
         entry = self.entry
-        custom_id = entry.get("custom_id")
-        if custom_id is None:
-            raise self.error("custom_id", "is missing", "Give every request its own custom_id.")
-        if not isinstance(custom_id, str) or not custom_id.strip():
-            message = f"{custom_id!r} is not a name" if custom_id == "" else f"{custom_id!r} is not a text"
-            raise self.error("custom_id", message, "Give every request its own custom_id, in quotes.")
-        if "\0" in custom_id:
-            raise self.error("custom_id", f"{shown(custom_id)} holds a zero character", "Leave it out.")
-        if "response" in entry and "body" not in entry:
-            hint = (
-                "Give the batch input file; completions are a source of lengths: --lengths completions:FILE."
-            )
-            raise self.error("response", "is a completion, not a request", hint)
-        body = entry.get("body")
-        if not isinstance(body, dict):
-            what = "is missing" if body is None else f"{shown(body)} is not an object"
-            raise self.error("body", what, "Put messages or prompt into a body object.")
-        method = entry.get("method", "POST")
-        if method != "POST":
-            raise self.error("method", f"{shown(method)} is not POST", "Write POST, or leave it out.")
+        custom_id, body = self.named_body(entry)
         url = self.url(entry.get("url"), body)
         try:
             asked, template = asked_of(body, chat=url == CHAT)

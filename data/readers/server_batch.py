@@ -413,14 +413,7 @@ def _is_plain_chat(messages: object) -> bool:
 
 class _Line(BatchLine):
     def request(self, entry: dict[str, object]) -> ServerRequest:
-        name, body = entry.get("custom_id"), entry.get("body")
-        if not isinstance(name, str) or not name.strip() or "\0" in name:
-            raise self.error("custom_id", f"{name!r} is not a name", "Give every request its own custom_id.")
-        if not isinstance(body, dict):
-            what = "is missing" if body is None else f"{str(body)[:60]!r} is not an object"
-            raise self.error("body", what, "Put messages or prompt into a body object.")
-        if entry.get("method", "POST") != "POST":
-            raise self.error("method", f"{entry['method']!r} is not POST", "Write POST, or leave it out.")
+        name, body = self.named_body(entry)
         if body.get("stream"):
             hint = "Leave it out: a batch keeps whole completions."
             raise self.error("body.stream", "a streamed completion cannot be kept", hint)

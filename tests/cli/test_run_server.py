@@ -603,7 +603,7 @@ def test_a_server_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ({"body": {"prompt": "a"}}, "field 'custom_id': None is not a name"),
+        ({"body": {"prompt": "a"}}, "field 'custom_id': is missing"),
         ({"custom_id": "a"}, "field 'body': is missing"),
         ({"custom_id": "a", "body": {"prompt": "a", "stream": True}}, "field 'body.stream': a streamed"),
         ({"custom_id": "a", "body": {"prompt": "a", "top_p": float("nan")}}, "field 'body': holds NaN"),
