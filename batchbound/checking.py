@@ -224,7 +224,7 @@ def export(options: ExportOptions) -> LinearModel:
         hint = "Name a .mps or .lp file."
         raise InputError("a linear model is written as MPS or LP", file=options.output, hint=hint)
     refuse_outputs([options.output], options.overwrite, options.read_files())
-    problem = read_inputs(options, options.workload, keep_arrivals=False).problem
+    problem = read_inputs(options, options.workload, keep_arrivals=False, one_engine=False).problem
     try:
         # PuLP's reader ignores the constant of an objective.
         model = MODELS[options.formulation](problem).with_offset_as_column()
