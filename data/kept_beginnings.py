@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 class _Node:
     """Tokens of a node in the cache, and its readers."""
 
+    name: int
     tokens: int
     readers: int = 0
     kept: bool = True
@@ -60,6 +61,8 @@ class KeptBeginnings:
         # The least recently used node is first.
         self._nodes: dict[int, _Node] = {}
         self._rows: dict[int, _Row] = {}
+        # Nodes that each request read when it ended.
+        self._read: dict[int, list[_Node]] = {}
         self._coming = self._steps = 0
         self._free = problem.pages
         self._bounded = not problem.keeps_every_prefix
@@ -77,7 +80,7 @@ class KeptBeginnings:
                 missing = missing or name not in self._nodes
                 if name not in self._nodes:
                     self._take(self._tokens[name])
-                    self._nodes[name] = _Node(self._tokens[name])
+                    self._nodes[name] = _Node(name, self._tokens[name])
                 node = self._nodes[name]
                 node.readers += 1
                 path.append(node)
@@ -98,11 +101,17 @@ class KeptBeginnings:
         return computed
 
     def resume(self, requests: Sequence[int], drawn: Sequence[int]) -> None:
-        """Let requests come back with all their tokens, prompts included."""
+        """Let requests come back with all their tokens; they read the nodes that stayed in the cache."""
         for request, more in zip(requests, drawn, strict=True):
-            held = self._prompt[request] + more
-            self._rows[request] = _Row([], held, 0, self._steps)
-            self._take(held)
+            path, own = list[_Node](), self._prompt[request] + more
+            for node in self._read[request]:
+                if self._nodes.get(node.name) is not node:
+                    break
+                node.readers += 1
+                path.append(node)
+                own -= node.tokens
+            self._rows[request] = _Row(path, own, 0, self._steps)
+            self._take(own)
 
     def decode(self, decode_steps: int) -> None:
         """Count decode steps of all running requests, none of which ends before the last."""
@@ -118,6 +127,7 @@ class KeptBeginnings:
             done = self._steps - row.since
             self._coming -= 0 if done else row.coming
             self._free += row.own + (done or row.coming)
+            self._read[request] = row.path
             for node in row.path:
                 node.readers -= 1
                 if not (node.readers or node.kept):
