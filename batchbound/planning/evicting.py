@@ -35,7 +35,7 @@ RULES_SHARE = 0.2
 """Share of a time limit that is kept for these policies; larger tries more of them, and searches less."""
 
 
-QUICK_REQUESTS = 3_000
+QUICK_REQUESTS = 5_000
 """Requests up to which counted policies run to their end, late or not; 20 microseconds each."""
 
 

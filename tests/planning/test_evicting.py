@@ -28,6 +28,7 @@ from batchbound.heuristics.simulate import simulate
 from batchbound.heuristics.simulator import KEEPS_KV
 from batchbound.models.bounds.fleet import work_bound
 from batchbound.models.bounds.prove import evicting_bound
+from batchbound.planning import evicting
 from batchbound.planning.evicting import EVICTING, following_plan
 from batchbound.planning.fleet import make_fleet_plan
 from batchbound.simulating import _carried_out as simulate_plan
@@ -149,6 +150,20 @@ def test_a_plan_names_the_rules_that_there_was_no_time_for() -> None:
     assert (late.followed.policy, late.maker.message) == (
         "fcfs",
         "rules that evict requests, not tried: learned",
+    )
+
+
+def test_counted_rules_run_to_their_end_on_small_jobs_though_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = Workload.from_lengths([50] * 200, [64] * 200)
+    schedule = make_plan(replace(EIGHT, workload=work), limits=Limits(work=1), evicting=False)
+    plan = following_plan(schedule, until=0.0)
+    assert plan.followed is not None
+    assert plan.maker.message == ""
+    monkeypatch.setattr(evicting, "QUICK_REQUESTS", 0)
+    late = following_plan(schedule, until=0.0)
+    assert (late.followed, late.maker.message) == (
+        None,
+        "rules that evict requests, not tried: fcfs, learned",
     )
 
 
