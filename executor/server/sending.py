@@ -8,6 +8,7 @@ import gc
 import math
 import signal
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,6 +21,13 @@ from .client import ServerClient
 from .dispatch import Dispatch, Served
 
 T = TypeVar("T")
+
+_WAVE_SECONDS = 0.05
+"""Seconds between the first waves of requests, each of as many as the slots; more may leave slots idle.
+
+A server's front end takes a burst through each of its steps together. Meanwhile the engine draws tokens of
+the first request alone.
+"""
 
 _OBJECTS_BETWEEN_COLLECTIONS = 50_000
 """New Python objects between two garbage collections; more are faster and take more memory."""
@@ -46,6 +54,7 @@ class Sender:
     """Sender of the requests that a dispatch releases.
 
     sent: Returns a request as it is sent.
+    slots: Requests that each server runs at a time; the first ones are sent before those that wait.
     patience: Waits between attempts to reach an unreachable server.
     on_outage: Called while a server is unreachable, first after ``outage_told_seconds``.
     """
@@ -58,6 +67,8 @@ class Sender:
         patience: Patience,
         wait: Callable[[int], float],
         on_outage: Callable[[Outage], None] = lambda _: None,
+        *,
+        slots: int,
     ) -> None:
         self._dispatch, self._sent, self._clients = dispatch, sent, clients
         self._patience, self._wait, self._on_outage = patience, wait, on_outage
@@ -67,6 +78,8 @@ class Sender:
         self._changed = asyncio.Event()
         self._reviving: set[int] = set()
         self._mistake: BaseException | None = None
+        self._slots, self._held_back = slots, deque[tuple[int, int]]()
+        self._waves: asyncio.TimerHandle | None = None
         self.expired = False
 
     async def run(
@@ -91,9 +104,11 @@ class Sender:
             # What the job holds is no garbage: looking through it took a fifth of the CPU time.
             gc.freeze()
             gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, *thresholds[1:])
-            self._start_all(first)
+            self._held_back += first
+            self._wave()
             while dispatch.left:
-                self._start_all(dispatch.due(loop.time()))
+                due = dispatch.due(loop.time())
+                self._start_all(self._in_turn(due, len(due)))
                 wakes = dispatch.wakes_at(loop.time())
                 until = min(end, math.inf if wakes is None else wakes)
                 with contextlib.suppress(TimeoutError):
@@ -107,6 +122,8 @@ class Sender:
                 if stopped is not None or self.expired:
                     return stopped
         finally:
+            if self._waves is not None:
+                self._waves.cancel()
             gc.set_threshold(*thresholds)
             gc.unfreeze()
             for task in self._tasks:
@@ -123,6 +140,23 @@ class Sender:
     async def _open(self, k: int, first: Sequence[tuple[int, int]]) -> None:
         # Requests beyond these wait in the server's queue anyway.
         await self._clients[k].open(min(self._dispatch.in_flight, sum(server == k for _, server in first)))
+
+    def _next(self, count: int) -> list[tuple[int, int]]:
+        """Return the first requests of those to send."""
+        return [self._held_back.popleft() for _ in range(min(count, len(self._held_back)))]
+
+    def _in_turn(self, due: list[tuple[int, int]], count: int) -> list[tuple[int, int]]:
+        """Return the due requests; others of earlier waves go before them while there are any."""
+        if not self._held_back:
+            return due
+        self._held_back += due
+        return self._next(count)
+
+    def _wave(self) -> None:
+        """Send the first requests in waves."""
+        self._start_all(self._next(self._slots * len(self._clients)))
+        if self._held_back:
+            self._waves = asyncio.get_running_loop().call_later(_WAVE_SECONDS, self._wave)
 
     def _start_all(self, due: Sequence[tuple[int, int]]) -> None:
         for request, k in due:
@@ -153,6 +187,7 @@ class Sender:
             if dispatch.down(k):
                 self._revive(k, now)
             due = dispatch.due(now) if dispatch.stopped(now) is None else []
+            due = self._in_turn(due, max(1, len(due)))
             if not due:
                 self._changed.set()
                 return

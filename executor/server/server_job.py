@@ -217,6 +217,7 @@ class ServerJob:
                 patience,
                 lambda failures: patience.wait(failures, rng),
                 remarks.outage,
+                slots=self.slots,
             )
             watches = [
                 Watch(client, self.params.metrics_seconds, partial(_watched, sender, k))

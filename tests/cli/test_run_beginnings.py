@@ -15,6 +15,7 @@ from server_batches import run_words
 from batchbound.cli import main
 from batchbound.data.readers.server_batch import Sent
 from batchbound.data.readers.server_run import ServerRun
+from batchbound.executor.server import sending
 from batchbound.executor.server.client import ServerClient
 from batchbound.executor.server.reply import Reply
 
@@ -252,3 +253,25 @@ def test_a_tokenizer_that_counts_otherwise_than_the_server_gives_no_figures(
     captured = capsys.readouterr()
     assert "has 83 prompt tokens here and 42 on the server: no figures" in captured.err
     assert "prompt_tokens_needed" not in json.loads(captured.out)
+
+
+def test_the_requests_that_wait_are_sent_after_those_that_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The next wave would never come: each completion sends the first of those that wait.
+    monkeypatch.setattr(sending, "_WAVE_SECONDS", 1e6)
+    at_replies, begun, send = list[int](), list[str](), ServerClient.send
+
+    async def noted(client: ServerClient, request: Sent) -> Reply:
+        begun.append(json.loads(request.body)["prompt"])
+        reply = await send(client, request)
+        at_replies.append(len(begun))
+        return reply
+
+    monkeypatch.setattr(ServerClient, "send", noted)
+    batch, count = _write(tmp_path / "in.jsonl", tidy=True, lengths=False), DOCUMENTS * QUESTIONS
+    with FakeCachedServer(2, gate=2, total=count, blocks=30) as server:
+        assert main(run_words(batch, server, "--slots", "2", "--order", "file", "--in-flight", "10")) == 0
+    assert at_replies[0] == 2
+    prompts = [json.loads(line)["body"]["prompt"] for line in batch.read_text().splitlines()]
+    assert begun == prompts
