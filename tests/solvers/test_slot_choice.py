@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,11 +18,14 @@ from batchbound.data.workload import Workload
 from batchbound.heuristics.registry import policy_named
 from batchbound.heuristics.simulate import simulate
 from batchbound.planning.plan import make_plan
+from batchbound.solvers import slot_choice
 from batchbound.solvers.result import Limits
 from batchbound.solvers.slot_choice import WORTH_A_SLOT, choose_slots
 
 
-def test_equal_requests_get_as_many_slots_as_memory_holds() -> None:
+def test_equal_requests_get_as_many_slots_as_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    # All numbers of slots are tried, however slow the machine.
+    monkeypatch.setattr(slot_choice, "time", SimpleNamespace(perf_counter=lambda: 0.0))
     # Each holds 10 + 9 tokens in its last decode step: five fit in 100.
     problem = Problem(Workload.from_lengths([10] * 20, [10] * 20), CostModel.paper(), 1, kv_capacity=100)
     best = choose_slots(problem, seconds=0.5)[0]
