@@ -31,7 +31,6 @@ ELSEWHERE = {
     "batchbound profile --model MODEL -o cost.json": "test_readme.py",
     "batchbound report --gantt gantt.png": "cli/test_run.py",
     "batchbound report --gantt gantt.svg": "cli/test_run.py",
-    "batchbound run p.jsonl --model MODEL --slots 8 --threads 1 -o a1.jsonl": "cli/test_run_prompts.py",
     "batchbound run prompts.jsonl --model MODEL": "cli/test_run_prompts.py",
     "batchbound run prompts.jsonl --model MODEL --slots 16": "cli/test_run_prompts.py",
     "batchbound verify ONE.trace.jsonl --same-as OTHER.trace.jsonl": "cli/test_repeatable.py",

@@ -6,9 +6,11 @@ import argparse
 import importlib
 import logging
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from contextvars import copy_context
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..screen.interrupts import heeding, terminating
@@ -64,6 +66,9 @@ EXAMPLES = {
 """Example of each command, shown at the end of its help."""
 
 
+STREAMED = ("audit", "bound", "compare", "export", "simulate", "verify")
+"""Commands that take ``-`` for standard input; a plan and a run come back to their file later."""
+
 TERMINATED = ("plan",)
 """Commands that end in order when the system asks the process to end; ``run`` says how far it came."""
 
@@ -86,9 +91,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             if not words:
                 parser.print_help(sys.stderr)
                 return 2
-            args = parser.parse_args(words)
-            # --quiet holds for this command and commands that it calls, not for later calls of main.
-            return copy_context().run(_carried_out, args, words)
+            with _streamed(words) as named:
+                args = parser.parse_args(named)
+                # --quiet holds for this command and commands that it calls, not for later calls of main.
+                return copy_context().run(_carried_out, args, named)
     except KeyboardInterrupt:
         return _failed("interrupted", INTERRUPTED)
     except OSError as error:
@@ -99,6 +105,21 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 1
         what = f"standard output or a temporary file cannot be written ({error.strerror})"
         return _failed(f"{what}. Free some space.", 1)
+
+
+@contextmanager
+def _streamed(words: Sequence[str]) -> Iterator[list[str]]:
+    """Yield the words with a file in place of standard input, for commands that need it only now."""
+    streams = ("-", "/dev/stdin")
+    if words[0] not in STREAMED or not any(word in streams for word in words[1:]):
+        yield list(words)
+        return
+    content = sys.stdin.buffer.read()
+    suffix = ".json" if content.lstrip()[:1] in (b"{", b"[") else ".csv"
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / f"standard-input{suffix}"
+        file.write_bytes(content)
+        yield [str(file) if word in streams else word for word in words]
 
 
 def _carried_out(args: argparse.Namespace, words: Sequence[str]) -> int:

@@ -11,7 +11,7 @@ from ..cost_cache import CostCache
 from ..data.files.disk import InputError
 from ..data.files.outputs import refuse_outputs
 from ..data.files.record import plain
-from ..data.files.sources import first_bytes, is_url, missing_file
+from ..data.files.sources import first_bytes, is_url, missing_file, refuse_streams
 from ..data.plan import KEPT, Maker, Plan, Provenance, holds_requests
 from ..data.problem import Problem
 from ..data.prompts.table import prompts_digest
@@ -39,6 +39,7 @@ def has_prompts(options: JobOptions) -> bool:
         return True
     if is_url(path):
         return False
+    refuse_streams(path)
     if not Path(path).exists():
         raise missing_file(path)
     head = first_bytes(path, 200).removeprefix(codecs.BOM_UTF8).lstrip()
