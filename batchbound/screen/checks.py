@@ -25,14 +25,14 @@ def show_verified(verified: Verified | Compared, options: VerifyOptions) -> int:
     if isinstance(verified, Compared):
         return _show_compared(verified, as_json=options.json)
     plan, violation = verified.plan, verified.violation
+    if violation is not None:
+        what = "bound" if isinstance(plan, Plan) and plan.followed is None else "plan"
+        return fail(f"{options.plan}: the {what} does not hold: {violation}")
     if isinstance(plan, Plan) and plan.claim is None and verified.run is None:
         if not plan.lengths_unknown:
             return fail(f"{options.plan}: the schedule breaks no rule; there is no bound to verify")
         _say(options, "the schedule breaks no rule; lengths were unknown, so the plan claims no bound")
         return 0
-    if violation is not None:
-        what = "bound" if isinstance(plan, Plan) and plan.followed is None else "plan"
-        return fail(f"{options.plan}: the {what} does not hold: {violation}")
     if verified.run is not None:
         run = verified.run
         _say(

@@ -380,7 +380,7 @@ class HuggingFaceEngine:
 
 
 def _refuse_unlike(problem: Problem, prompts: Sequence[Sequence[int]]) -> None:
-    """Raise ValueError if prompts do not share what the plan says."""
+    """Raise InputError if prompts do not share what the plan says."""
     tree = problem.tree or PrefixTree.of_groups(
         problem.prompt_tokens, problem.workload.group, problem.workload.shared_tokens
     )
@@ -391,9 +391,10 @@ def _refuse_unlike(problem: Problem, prompts: Sequence[Sequence[int]]) -> None:
             met, other = node in first, first.setdefault(node, index)
             if tuple(prompts[index][: through[node]]) != tuple(prompts[other][: through[node]]):
                 name, of = (str(problem.workload.ids[i]) for i in (index, other))
-                raise ValueError(
+                raise InputError(
                     f"the prompt of {name!r} does not begin as that of {of!r}, and the plan shares"
-                    f" {through[node]} tokens"
+                    f" {through[node]} tokens",
+                    hint="Plan again.",
                 )
             if met:
                 # The first request below the node begins as all above it do.

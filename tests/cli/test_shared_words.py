@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="the engine extra is not installed")
@@ -84,6 +85,28 @@ def test_a_plan_of_other_prompts_is_refused(
     prompts.write_text(apart)
     assert main(["verify", "plan.json", "--prompts", "prompts.jsonl"]) == 1
     assert "the plan's tree is that of these prompts" in capsys.readouterr().err
+
+
+def test_a_plan_that_shares_more_than_its_prompts_is_refused(
+    prompts: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(prompts.parent)
+    model = ["--model", "tiny:llama"]
+    words = ["plan", "prompts.jsonl", *model, "--slots", "2", "--lengths", "constant:3", "--work", "1"]
+    assert main(words) == 0
+    plan = Plan.load("plan.json")
+    tree = plan.workload.tree
+    assert tree is not None
+    # The last prompt shares nothing; it would begin as the others do.
+    more = replace(tree, leaf=np.zeros(6, int), own=[*tree.own[:5], 1])
+    workload = plan.workload.with_tree(more)
+    fleet = replace(plan.fleet, workload=workload)
+    forged = replace(plan, fleet=fleet, makespan=plan.shares.makespan(fleet), bound=None)
+    replace(forged, maker=replace(plan.maker, status="feasible")).save("forged.json")
+    assert main(["verify", "forged.json", "--prompts", "prompts.jsonl"]) == 1
+    assert "the plan's tree is that of these prompts" in capsys.readouterr().err
+    assert main(["run", "forged.json", *model, "--threads", "1", "-o", "out.jsonl"]) == 2
+    assert "the prompt of 'r5' does not begin as that of 'r0'" in capsys.readouterr().err
 
 
 def test_replicas_count_each_prompt_whole_and_say_so(
