@@ -98,7 +98,7 @@ def test_a_plan_that_shares_more_than_its_prompts_is_refused(
     tree = plan.workload.tree
     assert tree is not None
     # The last prompt shares nothing; it would begin as the others do.
-    more = replace(tree, leaf=np.zeros(6, int), own=[*tree.own[:5], 1])
+    more = replace(tree, leaf=np.zeros(6, int), own=np.array([*tree.own[:5], 1]))
     workload = plan.workload.with_tree(more)
     fleet = replace(plan.fleet, workload=workload)
     forged = replace(plan, fleet=fleet, makespan=plan.shares.makespan(fleet), bound=None)
