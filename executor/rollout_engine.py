@@ -16,6 +16,9 @@ from .turns import NextTurn, Served
 STEPS = 16
 """Most decode steps before added prompts are looked for; larger is slower to start them."""
 
+MOST_ROWS = 4096
+"""Completions that an idle engine has served, from which on it begins anew, without their KV cache."""
+
 
 class RolloutEngine:
     """Engine that runs until it is closed; :meth:`LLM.start` makes one.
@@ -133,7 +136,9 @@ class RolloutEngine:
         The engine also notices weights that have changed in place, as optimizers do.
         """
         self._version = self._setup.new_version()
-        if self._running is not None:
+        if self._running is not None and self._running.idle:
+            self._running = None
+        elif self._running is not None:
             self._running.weights_changed(self._version)
             self._begin_stale_again()
 
@@ -166,12 +171,10 @@ class RolloutEngine:
         if not call.prompts:
             return
         self._notice()
-        if self._running is not None and not self._running.idle:
+        if self._running is not None and not (self._running.idle and self._running.rows_held >= MOST_ROWS):
             self._running.add(call)
             return
-        if self._version is None or (self._running is not None and self._running.outdated):
-            self._version = self._setup.new_version()
-        call.version = self._version
+        call.version = self.version
         self._running = Running(self._setup, call, grows=True, next_turn=self._next_turn)
 
     def _cancel(self, group: int) -> None:

@@ -119,6 +119,11 @@ class Running:
                 self.weights_changed(self._setup.new_version())
 
     @property
+    def rows_held(self) -> int:
+        """Completions that have run, run or wait."""
+        return len(self.call.prompts)
+
+    @property
     def outdated(self) -> bool:
         """True if the model's weights are not those that tokens were drawn by."""
         return contents_of(self._setup.model) != self._weights
@@ -142,6 +147,8 @@ class Running:
     def add(self, call: Call) -> None:
         """Add the requests of a call."""
         own, run = self.call, self._execution
+        if self.idle:
+            self._engine.leave_out(float(np.nanmax(run.finished)))
         first, answers = len(own.prompts), self._engine.answers
         run.admit()
         self._problem = self._with_more(self._setup.problem_of(call).workload, call)

@@ -164,6 +164,10 @@ class HuggingFaceEngine:
         """Seconds since the engine was made."""
         return self._clock() - self._origin
 
+    def leave_out(self, since: float) -> None:
+        """Leave out the time since then, in which there was nothing to do."""
+        self._origin += self.time - since
+
     def prefill(self, requests: Sequence[int], slots: Sequence[int]) -> tuple[Stage, list[int]]:
         """Prefill requests together; return the stage and finished requests.
 

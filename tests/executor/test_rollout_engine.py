@@ -173,6 +173,31 @@ def test_prompts_that_come_later_share_beginnings_with_earlier_ones(llm: LLM) ->
         assert next(llm.generate([prompt], max_tokens=20)).completion_ids == found[index].completion_ids
 
 
+def test_a_conversation_of_single_requests_computes_each_token_once(llm: LLM) -> None:
+    engine = llm.start()
+    talk = [llm.tokenizer.encode("Spell 4096, and then reverse walnut."), llm.tokenizer.encode("Reverse 7.")]
+    new, turns = sum(map(len, talk)), 4
+    for _ in range(turns):
+        # Both end in the same step, so the engine is idle between turns.
+        numbers = [engine.submit([ids], max_tokens=12, ignore_eos=True)[0] for ids in talk]
+        found = {one.index: one for one in engine.completions()}
+        assert engine.idle
+        talk = [[*ids, *found[at].completion_ids, 32, 49, 63] for ids, at in zip(talk, numbers, strict=True)]
+        new += 3 * len(talk)
+    # A turn computes what is new, and the last token of the turn before. Both begin with one token.
+    assert computed(llm) == new - 3 * len(talk) + (turns - 1) * len(talk) - 1
+    report = llm.report()
+    assert report.requests == turns * len(talk)
+    assert report.run_gap is not None
+    assert report.run_gap >= 0
+    with torch.no_grad():
+        next(llm.model.parameters()).mul_(1.0)
+    engine.submit([talk[0]], max_tokens=12)
+    (again,) = engine.completions()
+    assert computed(llm) == len(talk[0])
+    assert again.completion_ids == next(llm.generate([talk[0]], max_tokens=12)).completion_ids
+
+
 def test_groups_come_whole_and_k_of_them_are_enough(llm: LLM) -> None:
     engine = llm.start()
     engine.submit(PROMPTS, n=4, temperature=1.0, ignore_eos=True, max_tokens=[5, 40, 8, 60, 30])
