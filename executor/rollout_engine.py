@@ -109,7 +109,7 @@ class RolloutEngine:
             return []
         done = [completion for _, completion in running.step(STEPS)]
         if running.idle:
-            self._ended(running.end()[0], ())
+            self._ended(running.end()[0], self.unfinished)
         return done
 
     def completions(self) -> Iterator[Completion]:

@@ -229,6 +229,18 @@ def test_conversations_go_on_beside_prompts_that_are_added(llm: LLM) -> None:
     assert (report.run_gap or 0) >= 0
 
 
+def test_what_was_cancelled_is_left_when_all_others_have_ended(llm: LLM) -> None:
+    engine = llm.start()
+    engine.submit(PROMPTS[:2], max_tokens=[30, 5], ignore_eos=True)
+    engine.step()
+    engine.cancel(0)
+    assert [one.index for one in engine.completions()] == [1]
+    assert [part.index for part in llm.unfinished] == [0]
+    engine.weights_changed()
+    engine.close()
+    assert [part.index for part in llm.unfinished] == [0]
+
+
 def test_a_seed_that_was_submitted_before_is_refused(llm: LLM) -> None:
     engine = llm.start()
     engine.submit(["a"], temperature=1.0, seed=3)
