@@ -57,7 +57,7 @@ def pages_of_site() -> dict[str, str]:
 
 
 def start_page(readme: str) -> str:
-    """Return the README as the site's start page, without badges, whose pictures are elsewhere."""
+    """Return the README as the site's start page, without badges."""
     here = re.sub(r'(\]\(|src=")docs/', r"\1", readme)
     return re.sub(r"^!\[.*\]\(https://img\..*\n\n", "", here, flags=re.MULTILINE)
 
