@@ -125,6 +125,8 @@ class PrefixTree:
         for place, (before, after) in enumerate(pairwise(order.tolist()), start=1):
             if number[before] == number[after]:
                 common[place] = _common_bytes(keys[before], keys[after]) // _TOKEN_BYTES
+        # Of a million prompts these are most of the memory, and the tree needs some of it.
+        del keys
         return _of_sorted(order, length, common, unit)
 
     @classmethod
