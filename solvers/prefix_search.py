@@ -14,7 +14,7 @@ from ..data.arrays import IntArray
 from ..data.iterations import EngineLimits
 from ..data.prefix_tree import PrefixTree
 from ..heuristics.prefixes.choice import Forecast, Outlook, Scenario, choose, least_seconds
-from ..heuristics.prefixes.orders import FILE_ORDER, baseline_orders, tree_orders
+from ..heuristics.prefixes.orders import FILE_ORDER, LONGEST_FIRST, baseline_orders, tree_orders
 from .result import Limits, StoppedBy
 
 _SIMULATED = 5_000_000
@@ -64,7 +64,8 @@ def search_tree_order(
     seconds than file order in any scenario, and with one scenario no more than any rule.
 
     budget: Stopping criteria; ``work`` counts simulated orders.
-    lengths_known: False if the scenarios' lengths are guesses; orders then use none of them.
+    lengths_known: False if the scenarios' lengths are guesses, the last one nearest to the caps; orders then
+        use none but caps.
     enough: Seconds of the first scenario at which the search ends.
     together: Number of each completion's request, whose completions are sent together; None if each is one.
 
@@ -83,7 +84,10 @@ def search_tree_order(
     baselines = {name: outlook_of(name, order) for name, order in baseline_orders(tree, output).items()}
     outlooks = dict(baselines)
     most = max(len(distinct) + 1, _SIMULATED // (len(tree) * len({id(one.output) for one in scenarios})))
-    for name, order in tree_orders(tree, output, limits.kv_tokens).items():
+    orders = tree_orders(tree, output, limits.kv_tokens)
+    if not lengths_known:
+        orders |= _by_caps(tree, scenarios[-1].output, limits)
+    for name, order in orders.items():
         if len(distinct) >= most:
             break
         outlooks[name] = outlook_of(name, order)
@@ -93,6 +97,14 @@ def search_tree_order(
     search = _Search(tree, forecast, best, baselines[FILE_ORDER], least_seconds(list(outlooks.values())))
     stopped_by = search.run(budget, enough)
     return SearchedOrder(search.best, baselines, stopped_by)
+
+
+def _by_caps(tree: PrefixTree, caps: IntArray, limits: EngineLimits) -> dict[str, IntArray]:
+    """Return orders by the caps of completions, as far as these differ."""
+    if not np.ptp(caps):
+        return {}
+    orders = {LONGEST_FIRST: np.argsort(-caps, kind="stable"), **tree_orders(tree, caps, limits.kv_tokens)}
+    return {f"{name}, by caps": order for name, order in orders.items()}
 
 
 class _Search:

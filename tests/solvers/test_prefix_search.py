@@ -135,3 +135,17 @@ def test_equal_orders_are_simulated_once(monkeypatch: pytest.MonkeyPatch) -> Non
     # All lengths are equal: the file is in the order of every rule.
     assert len(found.baselines) == 4
     assert len(simulated) == len(set(simulated)) == 1
+
+
+def test_without_lengths_caps_order_where_no_guess_is_slower_than_file_order() -> None:
+    tree, caps = _documents(), np.full(18, 4)
+    # The last question has room for a long completion, which file order begins last.
+    caps[-1] = 60
+    guesses = [Scenario(np.minimum(caps, tokens), RATES) for tokens in (16, 64)]
+    ample = EngineLimits(2, 64, 8000, 4)
+    found = search_tree_order(tree, guesses, ample, lengths_known=False)
+    assert found.outlook.name.endswith("by caps")
+    assert 17 in found.outlook.order[:4].tolist()
+    file = found.baselines[FILE_ORDER]
+    assert all(mine <= theirs for mine, theirs in zip(found.outlook.seconds, file.seconds, strict=True))
+    assert found.outlook.seconds[1] < 0.8 * file.seconds[1]
