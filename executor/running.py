@@ -147,7 +147,7 @@ class Running:
     def add(self, call: Call) -> None:
         """Add the requests of a call."""
         own, run = self.call, self._execution
-        if self.idle:
+        if self.idle and np.isfinite(run.finished).any():
             self._engine.leave_out(float(np.nanmax(run.finished)))
         first, answers = len(own.prompts), self._engine.answers
         run.admit()

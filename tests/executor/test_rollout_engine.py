@@ -241,6 +241,17 @@ def test_what_was_cancelled_is_left_when_all_others_have_ended(llm: LLM) -> None
     assert [part.index for part in llm.unfinished] == [0]
 
 
+def test_prompts_come_after_all_were_cancelled_before_they_began(llm: LLM) -> None:
+    engine = llm.start()
+    (first,) = engine.submit(PROMPTS[:1], max_tokens=5)
+    engine.cancel(first)
+    assert engine.step() == []
+    (second,) = engine.submit(PROMPTS[1:2], max_tokens=5)
+    assert [one.index for one in engine.completions()] == [second]
+    assert llm.report().run_gap is not None
+    assert [part.index for part in engine.unfinished] == [first]
+
+
 def test_a_seed_that_was_submitted_before_is_refused(llm: LLM) -> None:
     engine = llm.start()
     engine.submit(["a"], temperature=1.0, seed=3)
