@@ -57,7 +57,8 @@ def _remarks(gain: Gain, repeats: str) -> list[str]:
     """Return sentences that qualify the lines above."""
     remarks = []
     if gain.at_once:
-        remarks.append(f"{gain.requests:,} prompts fit into {gain.slots:,} slots at once: no order can help")
+        fit = "1 prompt fits" if gain.requests == 1 else f"{gain.requests:,} prompts fit"
+        remarks.append(f"{fit} into {gain.slots:,} slots at once: no order can help")
     if gain.capacity is not None:
         which = "with evictions or without" if gain.evicts else "without evictions"
         remarks.append(f"least possible {which}, in {gain.capacity:,} tokens of KV cache")
