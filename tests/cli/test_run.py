@@ -314,7 +314,20 @@ def test_a_cost_model_of_another_machine_is_warned_of(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_prompts(tmp_path / "prompts.jsonl", count=4, longest=4)
-    plan_and_run(tmp_path, "tiny:llama")
+    plan, trace = str(tmp_path / "plan.json"), str(tmp_path / "trace.jsonl")
+    words = [
+        "plan",
+        str(tmp_path / "prompts.jsonl"),
+        "--model",
+        "tiny:llama",
+        "--slots",
+        "2",
+        "--cost",
+        "paper",
+    ]
+    assert main([*words, "--time-limit", "0.2", "-o", plan]) == 0
+    answers = str(tmp_path / "answers.jsonl")
+    assert main(["run", plan, "--model", "tiny:llama", "-o", answers, "--trace", trace]) == 0
     assert "was not measured on this machine" in capsys.readouterr().err
 
 

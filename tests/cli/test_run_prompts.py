@@ -360,14 +360,31 @@ def test_an_option_of_planning_is_refused_beside_a_plan(
     prompts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(prompts) == 0
-    assert run(plan_of(prompts), "--slots", "3") == 2
-    assert "--slots has no effect on a plan" in capsys.readouterr().err
+    assert run(plan_of(prompts), "--lengths", "cap") == 2
+    assert "--lengths has no effect on a plan" in capsys.readouterr().err
+
+
+def test_slots_beside_a_plan_are_a_remark(prompts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(prompts) == 0
+    assert run(plan_of(prompts), "--slots", "3") == 0
+    assert "--slots has no effect: the plan fixes its slots; plan again for 3" in capsys.readouterr().err
 
 
 def test_lengths_that_need_not_hold_are_named_expected(
     prompts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["plan", str(prompts), "--tokenizer", "bytes", "--slots", "2", "--time-limit", "0.1"]
+    words = [
+        "plan",
+        str(prompts),
+        "--tokenizer",
+        "bytes",
+        "--slots",
+        "2",
+        "--time-limit",
+        "0.1",
+        "--cost",
+        "paper",
+    ]
     assert main([*words, "--lengths", "constant:3", "-o", str(prompts.with_name("p.json"))]) == 0
     said = capsys.readouterr().out
     assert "expected, by constant" in said
