@@ -15,6 +15,7 @@ import pytest
 from public_data import public_data
 from scripts import ended
 from test_docs import BENCHMARKS, NEEDS, ROOT
+from vllm_server import save_tiny_llama
 
 SMALL: dict[str, str] = {
     "ablation.py": "--cells 1 --requests 30 --slots 4 --seconds 0.1 --regimes paper",
@@ -79,6 +80,7 @@ STANDS_FOR = {
     "FILE": "PUBLIC/aiconfigurator/measured_points.csv",
     "mine=lengths.csv": "mine=PUBLIC/lengths.csv",
     "vllm": "VLLM",
+    "SmolLM2": "PUBLIC/model",
 }
 
 
@@ -112,6 +114,7 @@ RUN_HERE = {f"benchmarks/{name}" for name in SMALL}
 def public(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = public_data(tmp_path_factory.mktemp("public"))
     rows = "".join(f"{k},{20 + k},{5 + 3 * k % 40}\n" for k in range(60))
+    save_tiny_llama(folder / "model")
     (folder / "lengths.csv").write_text(f"id,input_tokens,output_tokens\n{rows}", encoding="utf-8")
     return folder
 
