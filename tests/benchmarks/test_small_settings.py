@@ -67,8 +67,10 @@ SMALL: dict[str, str] = {
 
 ELSEWHERE = {
     "attack": "test_attack.py",
+    "beginning_peers.py": "test_beginning_peers.py",
     "engine_peers.py": "test_engine_peers.py",
     "gpu_day.py": "test_gpu_day.py",
+    "lm_eval_seconds.py": "test_lm_eval_seconds.py",
     "server_configurations.py": "test_server_configurations.py",
 }
 OF_TESTS = ("judge_rules.py", "mutation_score.py")

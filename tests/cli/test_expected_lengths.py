@@ -112,7 +112,8 @@ def test_the_plan_of_a_first_run_is_verified_by_its_run(
     assert main(["verify", "answers.plan.json", "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert figures["verified"]
-    assert figures["bound_s"] <= figures["makespan_s"]
+    # Bound and makespan are the same sums in another order.
+    assert figures["bound_s"] <= figures["makespan_s"] * (1 + 1e-12)
     Path("trace.jsonl").unlink()
     assert main(["verify", "answers.plan.json"]) == 0
     assert "so the plan claims no bound" in capsys.readouterr().out
@@ -135,5 +136,7 @@ def test_the_run_of_prompts_that_share_a_beginning_is_verified_with_what_was_com
     capsys.readouterr()
     assert main(["verify", "answers.plan.json", "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
-    assert "common beginnings once" in figures["bound_source"]
+    tree = Plan.load("answers.plan.json").workload.tree
+    assert tree is not None
+    assert tree.distinct_tokens < sum(len(body["prompt"]) for body in bodies)
     assert 0 < figures["bound_s"] <= figures["makespan_s"] * (1 + 1e-9)

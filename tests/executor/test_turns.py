@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the engine extra is not installed")
 
+from batchbound.data.prefix_tree import PrefixTree
 from batchbound.data.readers.sampling import Sampling
 from batchbound.executor.llm import LLM
 from batchbound.executor.partial import Until
@@ -119,7 +120,7 @@ def test_a_next_turn_computes_only_what_is_new(llm: LLM, pool: ThreadPoolExecuto
     assert found == alone
     assert engine._ran is not None
     computed = engine._ran.trace.prompt_tokens
-    prompts = sum(len(llm.tokenizer.encode(prompt)) for prompt in PROMPTS)
+    prompts = PrefixTree.of_prompts([llm.tokenizer.encode(prompt) for prompt in PROMPTS]).distinct_tokens
     # A turn reads the tool's tokens, and the last one before them.
     least = prompts + 2 * len(PROMPTS) * (len(tool) + 1)
     if room is None:

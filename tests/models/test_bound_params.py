@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 import pytest
-from builders import UNIT, mostly_slow, problem_of, tree_of
+from builders import UNIT, mostly_slow, problem_of, tree_of, workload_of
 
 from batchbound.data.bound import Bound
 from batchbound.data.files.disk import InputError
@@ -41,8 +41,8 @@ PROBLEMS = {
     "lifting": problem_of([1, 1, 1], [3, 3, 4], 2, UNIT),
     "kv_tokens": problem_of([1] * 8, [9] * 8, 8, UNIT, kv_capacity=12),
     # Four tokens beside a beginning of ten, held alone: 3 of each request over its two steps.
-    "tree_area": problem_of(
-        [11] * 6, [2] * 6, 6, UNIT, kv_capacity=14, tree=tree_of([-1], [10], [0] * 6, [1] * 6)
+    "tree_area": Problem(
+        workload_of([11] * 6, [2] * 6, tree=tree_of([-1], [10], [0] * 6, [1] * 6)), UNIT, 6, kv_capacity=14
     ),
     "two_requests": problem_of([1, 1, 1], [10, 10, 2], 3, UNIT, kv_capacity=15),
     "stage_packing": problem_of([6, 6, 6, 5], [1] * 4, 4, UNIT, prefill_token_cap=10),
