@@ -77,10 +77,12 @@ def holds_requests(path: str | os.PathLike[str]) -> bool:
 
 def _is_row(first: bytes, more: bytes) -> bool:
     try:
-        value = json.loads(first) if more.startswith(b"{") else None
+        value = json.loads(first) if more.startswith(b"{") or not more.strip() else None
     except (ValueError, RecursionError):
         return False
-    return isinstance(value, dict) and not any(name.startswith("batchbound_") for name in value)
+    return (
+        isinstance(value, dict) and bool(value) and not any(name.startswith("batchbound_") for name in value)
+    )
 
 
 def relative_path(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> str:
@@ -396,6 +398,9 @@ class Plan(Shown):
                 what, hint = "holds completions", f"Give the plan of that run, by default {beside}."
             raise InputError(f"{what} and is not a plan", file=path, hint=hint)
         value = read_json_object(path)
+        if cls.JSON_HEADER[0] not in value:
+            hint = "Give a plan that `batchbound plan` or `run` wrote, or requests as JSONL, CSV or Parquet."
+            raise InputError("holds neither a plan nor requests", file=path, hint=hint)
         fleet = value.get("fleet")
         for number, entry in enumerate(_listed(fleet.get("replicas")) if isinstance(fleet, dict) else ()):
             within = f"fleet.replicas.{number}.cost"

@@ -508,6 +508,7 @@ def _release(
     saved = ""
     if given is not None and found.name != FILE_ORDER:
         change = found.predicted.iterations / given.iterations - 1
-        saved = f" ({change:+.1%} of the file's order)"
+        saved = f", {abs(change):.1%} {'more' if change > 0 else 'fewer'} than in file order"
+        saved = saved if change else ", as many as in file order"
     remark(f"order: {found.name}, {found.predicted.iterations:,} iterations predicted{preempted}{saved}")
     return found

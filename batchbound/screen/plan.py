@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from textwrap import TextWrapper
 
 from ..data.claims.assumptions import AS_EXPECTED
 from ..data.figures import exact_duration, percentage
@@ -13,6 +14,7 @@ from ..options.plan import PlanOptions
 from ..plan_for_engines import EnginePlan
 from ..plan_requests import FleetComparison
 from .fleet import interrupted, paid, seconds_basis, show_comparison
+from .gain import COLUMNS
 from .iterations import show_engine_plan
 from .streams import say
 from .terminal import note
@@ -180,7 +182,7 @@ def show_summary(summary: Mapping[str, object], *, as_json: bool, title: str = "
         say(json.dumps(summary))
         return
     if title:
-        say(title)
+        _say_within("", title)
     # Caps are not lengths: figures that need lengths are left out.
     left_out = {*(_OF_LENGTHS if summary.get("lengths") == "cap" else ())}
     if summary.get("cost") == ASSUMED:
@@ -193,7 +195,14 @@ def show_summary(summary: Mapping[str, object], *, as_json: bool, title: str = "
         if name == "lengths" and summary.get("lengths_sampled"):
             value = "expected: those of earlier completions, which are sampled"
         if value is not None and name not in left_out:
-            say(f"  {label:20s} {_shown(name, value)}")
+            _say_within(f"  {label:20s} ", _shown(name, value))
+
+
+def _say_within(label: str, text: str) -> None:
+    """Print a labelled text within the columns of a screen."""
+    wrapper = TextWrapper(COLUMNS, break_long_words=False, break_on_hyphens=False)
+    wrapper.initial_indent, wrapper.subsequent_indent = label, " " * (len(label) or 2)
+    say(wrapper.fill(text))
 
 
 def _shown(name: str, value: object) -> str:

@@ -41,6 +41,22 @@ def test_a_plan_without_costs_prints_counts_and_no_seconds(
     assert not SECONDS.search(capsys.readouterr().out)
 
 
+def test_the_screen_of_a_plan_keeps_to_80_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [{"prompt": f"{'begins alike, ' * 9}{k}", "max_tokens": 4} for k in range(3)]
+    Path("prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    long = "of-a-model-with-a-long-name"
+    words = ["plan", "prompts.jsonl", "--prompt-column", "prompt", "--slots", "2", "-o", f"{long}.json"]
+    assert main([*words, "--first-token", "decode"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    at = next(k for k, line in enumerate(lines) if "of them distinct" in line)
+    assert lines[at].startswith("  prompts              ")
+    assert lines[at + 1].startswith(" " * 23 + lines[at + 1].split()[0])
+
+
 def test_its_json_keeps_all_keys(table: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*table, "--json"]) == 0
     assumed = json.loads(capsys.readouterr().out)

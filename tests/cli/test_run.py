@@ -338,8 +338,9 @@ def test_coefficients_alone_are_a_cost_model(tmp_path: Path, capsys: pytest.Capt
     words = ["plan", str(tmp_path / "jobs.csv"), "--slots", "2", "--cost", str(tmp_path / "own.json")]
     assert main([*words, "-o", str(tmp_path / "plan.json")]) == 0
     said = capsys.readouterr()
-    assert "in the seconds of" in said.out.splitlines()[0]
-    assert said.out.splitlines()[0].endswith("own.json")
+    title = " ".join(said.out.partition("  requests   ")[0].split())
+    assert "in the seconds of" in title
+    assert title.endswith("own.json")
     assert Plan.load(tmp_path / "plan.json").makespan == 0.5 + 0.25 * 4 + 2.0 * 3
     assert main(["report", str(tmp_path / "plan.json")]) == 0
     assert main(["verify", str(tmp_path / "plan.json")]) == 0

@@ -102,7 +102,8 @@ def test_a_wrong_field_is_named_with_its_path_and_its_value(
         ('{"batchbound_plan": 2, "makespan_s": 1' + 40 * "0" + "}", "has more than 64 bits"),
         ('{"a":' * 100_000, "not JSON that can be parsed"),
         ('{"batchbound_plan": 4}', "a batchbound plan of version 4, not 3"),
-        ("{}", "not a batchbound plan"),
+        ("{}", "holds neither a plan nor requests"),
+        ('{\n  "slots": 8\n}', "holds neither a plan nor requests"),
         ("{", r"line 1: not valid JSON"),
     ],
 )
@@ -114,7 +115,13 @@ def test_what_is_no_plan_is_refused_in_one_line(text: str, said: str, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    "text", ['{"custom_id": "a", "body": {"prompt": "x"}}\n', "input_tokens,output_tokens\n3,4\n"]
+    "text",
+    [
+        '{"custom_id": "a", "body": {"prompt": "x"}}\n',
+        '{"prompt": "x"}\n',
+        '{"prompt": "x"}',
+        "input_tokens,output_tokens\n3,4\n",
+    ],
 )
 def test_requests_in_the_place_of_a_plan_are_told_from_one(text: str, tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_text(text)
