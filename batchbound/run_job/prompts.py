@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..cost_cache import CostCache
+from ..data.figures import short_duration
 from ..data.files.disk import InputError
 from ..data.files.outputs import refuse_outputs
 from ..data.files.record import plain
@@ -254,7 +255,8 @@ MOST_SAMPLED = 20_000
 def _expectation(plan: Plan, records: Sequence[PromptRecord]) -> str:
     from ..executor.jobs.kinds import kinds_of
 
-    text = f"{len(plan.workload):,} prompts, {plan.problem.slots} slots"
+    text = "1 prompt" if len(plan.workload) == 1 else f"{len(plan.workload):,} prompts"
+    text += f", {plan.problem.slots} slots"
     if _unknown(plan.provenance):
         if _caps_differ(plan):
             order = "larger caps first"
@@ -265,5 +267,6 @@ def _expectation(plan: Plan, records: Sequence[PromptRecord]) -> str:
         return f"{text}, lengths unknown: {order}{_worth(plan)}"
     if plan.provenance.assumes_costs:
         return f"{text}, lengths known, costs assumed until this run measures them"
-    text += f", lengths known: {plan.seconds:,.1f} s predicted"
+    seconds = f"{plan.seconds:,.1f} s" if plan.seconds >= 0.1 else short_duration(plan.seconds)
+    text += f", lengths known: {seconds} predicted"
     return text if plan.gap is None else f"{text}, {plan.gap:.2%} above the proven bound"

@@ -123,6 +123,18 @@ def test_a_run_keeps_its_costs_for_the_next_plan(
     assert "s predicted" in capsys.readouterr().err
 
 
+def test_one_prompt_of_milliseconds_is_announced_as_that(
+    prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts.write_text(json.dumps({"custom_id": "r", "body": {"prompt": "abc", "max_tokens": 3}}))
+    cost = {"prefill_base": 0.01, "prefill_per_token": 0.0, "decode_base": 0.01, "decode_per_slot": 0.0}
+    costs = prompts.with_name("cost.json")
+    costs.write_text(json.dumps({"batchbound_cost": 2, "cost": cost}))
+    assert run(prompts, "--slots", "2", "--lengths", "constant:3", "--cost", str(costs)) == 0
+    # A prefill stage and two decode steps.
+    assert "1 prompt, 2 slots, lengths known: 30.0 ms predicted" in capsys.readouterr().err
+
+
 def test_the_second_run_is_planned_with_the_lengths_of_the_first(
     prompts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
