@@ -129,7 +129,8 @@ def test_the_run_of_prompts_that_share_a_beginning_is_verified_with_what_was_com
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    bodies = [{"prompt": f"{'shared ' * 10}{k}", "max_tokens": 3 + k} for k in range(6)]
+    texts = [f"{'shared ' * 10}{k}" for k in range(6)]
+    bodies = [{"prompt": text, "max_tokens": 3 + k} for k, text in enumerate(texts)]
     lines = [json.dumps({"custom_id": f"q{k}", "body": body}) for k, body in enumerate(bodies)]
     Path("prompts.jsonl").write_text("\n".join(lines))
     assert main(["run", "prompts.jsonl", "--model", "tiny:llama", "--threads", "1", "--slots", "2"]) == 0
@@ -138,5 +139,5 @@ def test_the_run_of_prompts_that_share_a_beginning_is_verified_with_what_was_com
     figures = json.loads(capsys.readouterr().out)
     tree = Plan.load("answers.plan.json").workload.tree
     assert tree is not None
-    assert tree.distinct_tokens < sum(len(body["prompt"]) for body in bodies)
+    assert tree.distinct_tokens < sum(map(len, texts))
     assert 0 < figures["bound_s"] <= figures["makespan_s"] * (1 + 1e-9)
