@@ -209,7 +209,10 @@ def gain_and_plan(
     modelled = model_seconds(cost, trace, overheads=False)
     clock = trace.makespan / modelled if modelled else 1.0
     planned, problem = _limited(free, fleet)
-    first = simulate(planned, params.policy, free.workload.output_tokens, swap=KEEPS_KV)
+    # The policy of a run knows the room for beginnings that was planned, not what short completions leave.
+    expected = replace(planned, prefix_cache=fleet.replicas[0].prefix_cache)
+    policy = policy_named(params.policy, expected)
+    first = simulate(planned, policy, free.workload.output_tokens, swap=KEEPS_KV)
     evicts = trace.evictions + first.evictions > 0
     courses = [Course.of(trace, trace.makespan), Course.of(first, clock * first.makespan)]
     known, plan, bound = None, None, work_bound(Fleet.of(free, 1))
