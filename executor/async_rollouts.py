@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import queue
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import cycle
 from threading import Event, Lock, Thread
@@ -13,6 +15,8 @@ import numpy as np
 from .completion import Completion
 from .llm import LLM
 from .models.wrapped import copy_weights
+from .partial import Partial
+from .rollout_files import RolloutFiles
 
 Reward = Callable[..., Sequence[float | None]]
 """Reward function in TRL's form, of keyword arguments ``prompts``, ``completions`` and columns."""
@@ -38,8 +42,12 @@ class AsyncRollouts:
         The trainer's ``max_staleness``. A group with older tokens begins again.
     ahead
         Most prompts that decode or wait for the trainer. More keep slots full, and get older.
+    log
+        Table of the lengths, as of :func:`rollout_function`; a step is the time between two weights.
     max_tokens, chat_options, **sampling
         As for :meth:`LLM.generate`.
+
+    Tools cannot be called. A resumed training begins with the first row.
     """
 
     def __init__(
@@ -51,6 +59,7 @@ class AsyncRollouts:
         num_generations: int = 8,
         max_staleness: int = 1,
         ahead: int = 8,
+        log: str | os.PathLike[str] | None = None,
         chat_options: Mapping[str, Any] | None = None,
         **sampling: Any,
     ) -> None:
@@ -63,7 +72,9 @@ class AsyncRollouts:
             log_probabilities="temperature", chat_options=chat_options, max_staleness=max_staleness
         )
         self._row_of: dict[int, Mapping[str, Any]] = {}
-        self._model_version = 0
+        self._files = RolloutFiles(None, log)
+        self._drawn: list[Completion | Partial] = []
+        self._decoding, self._logged = 0.0, time.perf_counter()
         self._version_of: dict[int, int] = {}
         self._open, self._closed, self._stepping = Event(), Event(), Lock()
         self._thread: Thread | None = None
@@ -90,8 +101,8 @@ class AsyncRollouts:
 
     def update_model_version(self, model_version: int) -> None:
         """Draw further tokens by the present weights, the trainer's of this number."""
+        self._write_step()
         self._rollouts.weights_changed()
-        self._model_version = model_version
         self._version_of[self._rollouts.version] = model_version
         self._open.set()
 
@@ -110,6 +121,8 @@ class AsyncRollouts:
             self._thread.join()
             self._thread = None
             self._rollouts.close()
+            self._drawn += [*self._rollouts.parts, *self._rollouts.unfinished]
+            self._write_step()
 
     def check_health(self, stale_after_s: float) -> None:
         """Raise RuntimeError if decoding has failed."""
@@ -129,13 +142,24 @@ class AsyncRollouts:
         except Exception as error:
             self._error = error
 
+    def _write_step(self) -> None:
+        """Add the groups that ended by the weights so far to the log."""
+        if self._drawn:
+            now = time.perf_counter()
+            self._files.write_step(self._drawn, self._decoding, now - self._logged - self._decoding)
+            self._drawn, self._decoding, self._logged = [], 0.0, now
+
     def _step(self) -> None:
+        begun = time.perf_counter()
         waiting = -(-self.rollout_buffer.qsize() // self._how["n"])
         while len(self._row_of) + waiting < self._ahead:
             row = next(self._rows)
             (number,) = self._rollouts.submit([row["prompt"]], **self._how)
             self._row_of[number] = row
-        for group in self._rollouts.step_groups():
+        groups = self._rollouts.step_groups()
+        self._decoding += time.perf_counter() - begun
+        for group in groups:
+            self._drawn += group
             for sample in self._samples(self._row_of.pop(group[0].index), group):
                 self.rollout_buffer.put(sample)
 

@@ -5,29 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from operator import index as as_integer
 from secrets import randbits
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self
 
 import numpy as np
 
-from ..data.arrays import IntArray, numbered
+from ..data.arrays import numbered
 from ..data.costs.cost import CostModel
 from ..data.files.disk import InputError, shown
-from ..data.prefix_cache import usual_prefix_cache
-from ..data.problem import Problem, limit_of
+from ..data.problem import limit_of
 from ..data.readers.sampling import LogprobsMode, Sampling, refuse_unknown, refuse_unused
 from ..data.report import Report
-from ..data.trace import Trace
-from ..data.workload import Workload
-from ..heuristics.queues.queue_policy import QueuedPolicy
-from ..heuristics.registry import policy_named
-from ..heuristics.unknown_lengths.lengths import Known, Observed
-from ..heuristics.unknown_lengths.registry import CHOSEN, WITHOUT_LENGTHS, hidden_policy, without_lengths
+from ..heuristics.unknown_lengths.registry import CHOSEN, WITHOUT_LENGTHS
 from ..models.bounds.conversations import turns_bound
-from .call import Call
 from .completion import Completion
+from .draft import Draft
 from .engines.huggingface import vocabulary_of
 from .engines.tiers import Tier, choose_tier
 from .models.request_rules import declared_sampling, ended_by_tokens
@@ -38,14 +31,12 @@ from .one_batch import one_batch_seconds
 from .partial import Ends, Partial, Until
 from .reports.report import report
 from .rollout_engine import RolloutEngine
-from .running import Running, Setup
+from .running import Running
+from .setup import Setup
 from .turns import NextTurn, Served
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]] | Partial
 """Text, token ids, the messages of a chat, or an unfinished completion of an earlier call."""
-
-MOST_REMEMBERED = 4096
-"""Most lengths kept from earlier calls."""
 
 DEFAULT_MAX_TOKENS = 256
 """Default number of tokens after which a completion ends."""
@@ -114,36 +105,39 @@ class LLM:
         if policy not in WITHOUT_LENGTHS:
             raise ValueError(f"no policy {policy!r} needs no lengths; there are {', '.join(WITHOUT_LENGTHS)}")
         self.model, self.tokenizer = model, tokenizer_like(tokenizer)
-        self._slots, self._share = limit_of("slots", slots, 1), share_prompts
-        self._kv_tokens = None if kv_tokens is None else limit_of("kv_tokens", kv_tokens, 1)
-        self._wanted_tier, self._tier = tier, choose_tier(model, tier)
-        self._forward = vars(unwrapped(model)).get("forward")
-        self._cost = CostModel.paper() if cost is None else cost
+        self._wanted_tier, self._forward = tier, vars(unwrapped(model)).get("forward")
+        self._setup = Setup(
+            model,
+            self.tokenizer,
+            tier=choose_tier(model, tier),
+            slots=limit_of("slots", slots, 1),
+            kv_tokens=None if kv_tokens is None else limit_of("kv_tokens", kv_tokens, 1),
+            share_prompts=share_prompts,
+            cost=CostModel.paper() if cost is None else cost,
+            policy=policy,
+        )
         self._ran: Served | None = None
-        self._calls = 0
         self._unfinished: tuple[Partial, ...] = ()
-        self._hidden_policy = policy
-        self._past: tuple[int, Observed] | None = None
 
     def __repr__(self) -> str:
         name = getattr(unwrapped(self.model).config, "_name_or_path", "") or type(self.model).__name__
-        return f"LLM({name}, {self._slots:,} slots, {self._tier.name} tier)"
+        return f"LLM({name}, {self.slots:,} slots, {self._setup.tier.name} tier)"
 
     @property
     def slots(self) -> int:
         """Most requests that decode together."""
-        return self._slots
+        return self._setup.slots
 
     @property
     def tier(self) -> Tier:
         """Layout of the KV cache."""
         self._check_again()
-        return self._tier
+        return self._setup.tier
 
     @property
     def kv_tokens(self) -> int | None:
         """Most tokens of KV cache on the device, or None."""
-        return self._kv_tokens
+        return self._setup.kv_tokens
 
     @property
     def unfinished(self) -> tuple[Partial, ...]:
@@ -248,11 +242,10 @@ class LLM:
         refuse_unknown("generate", fields, ("max_tokens", "expected_tokens", "chat_options", "until"))
         if on_error not in ("raise", "skip"):
             raise ValueError(f"on_error is {shown(on_error)}: give raise or skip")
-        stated = expected_tokens is not None
         asked = sampling, fields, log_probabilities
-        call = self._call(prompts, asked, max_tokens, expected_tokens, chat_options or {}, on_error)
-        call.version = self._new_version()
-        return self._generate(call, stated, on_token, until, None)
+        call = self._drafts(prompts, asked, max_tokens, expected_tokens, chat_options or {}, on_error)
+        how: dict[str, Any] = {"stated": expected_tokens is not None, "on_token": on_token}
+        return self._generate(call, self._setup.new_version(), until, **how)
 
     def converse(
         self,
@@ -287,11 +280,11 @@ class LLM:
             As for :meth:`generate`, or if tools return more tokens than ``max_tokens`` allows.
         """
         asked = sampling, dict[str, Any](), log_probabilities
-        call = self._call(prompts, asked, max_tokens, expected_tokens, chat_options or {})
-        call.version = self._new_version()
-        return self._generate(call, expected_tokens is not None, None, None, next_turn)
+        call = self._drafts(prompts, asked, max_tokens, expected_tokens, chat_options or {})
+        how: dict[str, Any] = {"stated": expected_tokens is not None, "next_turn": next_turn}
+        return self._generate(call, self._setup.new_version(), None, **how)
 
-    def _call(
+    def _drafts(
         self,
         prompts: Iterable[Prompt],
         how: tuple[Sampling | Sequence[Sampling] | None, Mapping[str, Any], bool | LogprobsMode],
@@ -299,7 +292,8 @@ class LLM:
         expected_tokens: Sequence[int] | None,
         chat_options: Mapping[str, Any],
         on_error: Literal["raise", "skip"] = "raise",
-    ) -> Call:
+    ) -> tuple[list[Draft], dict[int, str]]:
+        """Return the completions to draw, and why prompts are left out, by position."""
         self._check_again()
         if isinstance(prompts, str | Mapping) or not isinstance(prompts, Iterable):
             raise InputError(f"prompts is {shown(prompts)}", hint="Give a list, also for a single prompt.")
@@ -307,43 +301,32 @@ class LLM:
         sampling, fields, log_probabilities = how
         declared = declared_sampling(self.model) if sampling is None else {}
         asked = sampling_per_prompt(sampling, fields, declared, len(prompts), log_probabilities)
-        begun = [prompt if isinstance(prompt, Partial) else None for prompt in prompts]
-        asked = [left.sampling if left else own for left, own in zip(begun, asked, strict=True)]
+        asked = [
+            prompt.sampling if isinstance(prompt, Partial) else own
+            for prompt, own in zip(prompts, asked, strict=True)
+        ]
         vocabulary, positions = vocabulary_of(self.model), position_limit(unwrapped(self.model).config)
         asked = ended_by_tokens(_seeded(asked), self.tokenizer, vocabulary)
-        most = _most_tokens(DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens, len(prompts))
-        for index, left in enumerate(begun):
-            if left is not None and max_tokens is None:
-                most[index] = left.max_tokens
-            elif left is not None and len(left.completion_ids) >= most[index]:
-                raise ValueError(
-                    f"prompt {index} has {len(left.completion_ids)} of {most[index]} tokens already"
-                )
+        most = _most_tokens(prompts, max_tokens)
         expected = most if expected_tokens is None else _expected(expected_tokens, most)
-        tokens, faults = list[tuple[int, ...]](), dict[int, str]()
+        drafts, faults = list[Draft](), dict[int, str]()
         for index, prompt in enumerate(prompts):
             try:
-                tokens.append(self._named(index, prompt, chat_options))
-                _refuse_impossible(index, tokens[-1], int(most[index]), vocabulary, positions)
+                tokens = self._named(index, prompt, chat_options)
+                _refuse_impossible(index, tokens, most[index], vocabulary, positions)
             except InputError as error:
                 if on_error == "raise":
                     raise
-                tokens[index:] = [()]
                 faults[index] = str(error)
-        times = [0 if index in faults else one.n for index, one in enumerate(asked)]
-        at = np.repeat(np.arange(len(tokens)), times)
-        return Call(
-            prompts=[tokens[i] for i in at],
-            asked=[asked[i] for i in at],
-            most=most[at],
-            expected=expected[at].astype(np.int64),
-            position=at,
-            number=np.concatenate([np.arange(count) for count in times] or [at]),
-            partial=[begun[i] for i in at],
-            version=self._calls,
-            faults=faults,
-            prompts_asked=len(prompts),
-        )
+                continue
+            left = prompt if isinstance(prompt, Partial) else None
+            own = tokens, asked[index], most[index], int(expected[index]), index
+            drafts += (
+                [Draft(*own, left.sample, left, left.given)]
+                if left
+                else [Draft(*own, sample) for sample in range(asked[index].n)]
+            )
+        return drafts, faults
 
     def report(self) -> Report:
         """Return the report of the last call, with its bound.
@@ -373,24 +356,24 @@ class LLM:
     def _check_again(self) -> None:
         forward = vars(unwrapped(self.model)).get("forward")
         if forward is not self._forward:
-            self._tier = choose_tier(self.model, self._wanted_tier)
+            self._setup.tier = choose_tier(self.model, self._wanted_tier)
             self._forward = forward
 
     def _generate(
         self,
-        call: Call,
-        stated: bool,
-        on_token: Callable[[int, int], None] | None,
+        call: tuple[list[Draft], dict[int, str]],
+        version: int,
         until: Until | None,
-        next_turn: NextTurn | None,
+        **how: Any,
     ) -> Iterator[Completion]:
         self._unfinished, self._ran = (), None
-        for index, error in call.faults.items():
+        drafts, faults = call
+        for index, error in faults.items():
             yield Completion(index, (), (), "", "error", error=error)
-        if not call.prompts:
+        if not drafts:
             return
-        running = Running(self._setup(stated), call, on_token=on_token, next_turn=next_turn)
-        ends = Ends(until, numbered(call.prompts).tolist())
+        running = Running(self._setup, drafts, version, **how)
+        ends = Ends(until, numbered(draft.prompt for draft in drafts).tolist())
         try:
             while not ends.reached(running.time):
                 for index, completion in running.step(None if until is None else until.most_steps):
@@ -398,7 +381,7 @@ class LLM:
                     yield completion
         finally:
             self._ran, self._unfinished = running.end()
-            self._remember(call, None if self._unfinished or self._ran is None else self._ran.trace)
+            self._setup.remember(drafts, None if self._unfinished or self._ran is None else self._ran.trace)
 
     def start(
         self,
@@ -425,84 +408,19 @@ class LLM:
         ValueError
             If the engine's ``kv_tokens`` are limited.
         """
-        if self._kv_tokens is not None:
+        if self.kv_tokens is not None:
             raise ValueError("an engine that prompts are added to takes no kv_tokens: leave them out")
 
-        def call_of(prompts: Iterable[Prompt], sampling: Any = None, **how: Any) -> Call:
+        def drafts_of(prompts: Iterable[Prompt], sampling: Any = None, **how: Any) -> list[Draft]:
             most = how.pop("max_tokens", None)
             refuse_unknown("submit", how, ("max_tokens", "sampling"))
-            return self._call(prompts, (sampling, how, log_probabilities), most, None, chat_options or {})
+            asked = sampling, how, log_probabilities
+            return self._drafts(prompts, asked, most, None, chat_options or {})[0]
 
         def ended(served: Served | None, unfinished: tuple[Partial, ...]) -> None:
             self._ran, self._unfinished = served, unfinished
 
-        setup = replace(self._setup(False), problem_of=partial(self._problem, slots=self._slots))
-        return RolloutEngine(setup, call_of, ended, next_turn=next_turn, max_staleness=max_staleness)
-
-    def _setup(self, stated: bool) -> Setup:
-        def policy_of(call: Call, problem: Problem) -> QueuedPolicy:
-            if stated:
-                return cast("QueuedPolicy", policy_named("lpt-ski", problem))
-            return self._learning(call, problem)
-
-        return Setup(
-            model=self.model,
-            tokenizer=self.tokenizer,
-            tier=self._tier,
-            kv_tokens=self._kv_tokens,
-            share_prompts=self._share,
-            problem_of=self._problem,
-            policy_of=policy_of,
-            new_version=self._new_version,
-        )
-
-    def _new_version(self) -> int:
-        self._calls += 1
-        return self._calls
-
-    def _learning(self, call: Call, problem: Problem) -> QueuedPolicy:
-        longest = max(1, int(call.most.max()) - 1)
-        past = self._past[1] if self._past is not None and self._past[0] == longest else None
-        workload = replace(
-            problem.workload, group=call.groups(), shared_tokens=np.zeros(len(problem), dtype=np.int64)
-        )
-        seen = without_lengths(replace(problem, workload=workload, prefix_cache=0))
-        return hidden_policy(self._hidden_policy, seen, Known(longest, past=past))
-
-    def _remember(self, call: Call, trace: Trace | None) -> None:
-        if trace is None or any(call.partial) or len(trace) > len(call.prompts):
-            return
-        group, steps = call.groups(), trace.tokens - 1
-        longest = max(1, int(call.most.max()) - 1)
-        if self._past is not None and self._past[0] == longest:
-            before = self._past[1]
-            group = np.concatenate((before.group, group + int(before.group.max()) + 1))
-            steps = np.concatenate((before.tokens, steps))
-        group, steps = group[-MOST_REMEMBERED:], steps[-MOST_REMEMBERED:]
-        self._past = longest, Observed(group, steps, np.ones(len(group), dtype=np.bool_))
-
-    def _problem(self, call: Call, slots: int | None = None) -> Problem:
-        """Return a call's scheduling problem.
-
-        Drawn tokens of continued completions count as prompt.
-        """
-        lengths = [len(prompt) for prompt in call.prompts]
-        begun = np.array([len(one.completion_ids) if one else 0 for one in call.partial])
-        workload = Workload.from_lengths(lengths + begun, np.maximum(1, call.expected - begun))
-        workload = replace(workload, ids=call.names(workload.ids.tolist()))
-        if self._share:
-            # A continued completion shares no prompt with others.
-            group = np.where(begun > 0, -1, numbered(call.prompts))
-            workload = replace(workload, group=group).with_shared_prompts()
-        slots = slots or min(self._slots, len(call.prompts))
-        longest = int((workload.input_tokens + workload.output_tokens).max())
-        fitting = slots if self._kv_tokens is None else min(slots, self._kv_tokens // longest)
-        # On the host memory is ample: kept prompts may take as much again as the slots.
-        roomy = self._kv_tokens is None and self.model.device.type == "cpu"
-        kept = usual_prefix_cache(workload, fitting, 1.0 if roomy else 0.25)
-        if kept and self._kv_tokens is not None:
-            kept = max(kept, self._kv_tokens - slots * longest)
-        return Problem(workload, self._cost, slots, prefill_emits_first_token=True, prefix_cache=kept)
+        return RolloutEngine(self._setup, drafts_of, ended, next_turn=next_turn, max_staleness=max_staleness)
 
     def encoded(self, prompts: Sequence[Prompt], options: Mapping[str, Any]) -> list[tuple[int, ...]]:
         """Return each prompt's token ids.
@@ -560,22 +478,31 @@ def _refuse_impossible(
 _PROMPT = "Give a text, a list of token ids or a list of messages."
 
 
-def _most_tokens(given: int | Sequence[int], prompts: int) -> IntArray:
-    most = np.asarray(given)
+def _most_tokens(prompts: Sequence[Prompt], stated: int | Sequence[int] | None) -> list[int]:
+    if stated is None:
+        return [
+            prompt.max_tokens if isinstance(prompt, Partial) else DEFAULT_MAX_TOKENS for prompt in prompts
+        ]
+    most = np.asarray(stated)
     whole = most.dtype.kind == "i" or (most.dtype.kind == "u" and bool((most < 2**63).all()))
     if most.dtype.kind == "f":
         # A table's column may hold whole numbers as floats.
         whole = bool((np.isfinite(most) & (most == np.floor(most))).all())
-    if not whole or most.shape not in ((), (prompts,)):
+    if not whole or most.shape not in ((), (len(prompts),)):
         raise ValueError(
-            f"max_tokens is {shown(given)}; it must be a whole number, or one for each of {prompts} prompts"
+            f"max_tokens is {shown(stated)}; it must be a whole number, or one for each of"
+            f" {len(prompts)} prompts"
         )
     if most.size and most.min() < 1:
-        raise ValueError(f"max_tokens is {shown(given)}; it must be positive")
-    return np.full(prompts, most, dtype=np.int64)
+        raise ValueError(f"max_tokens is {shown(stated)}; it must be positive")
+    caps: list[int] = np.full(len(prompts), most, dtype=np.int64).tolist()
+    for index, (prompt, cap) in enumerate(zip(prompts, caps, strict=True)):
+        if isinstance(prompt, Partial) and len(prompt.completion_ids) >= cap:
+            raise ValueError(f"prompt {index} has {len(prompt.completion_ids)} of {cap} tokens already")
+    return caps
 
 
-def _expected(given: Sequence[int], most: IntArray) -> np.ndarray[Any, np.dtype[np.float64]]:
+def _expected(given: Sequence[int], most: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
     try:
         found = np.atleast_1d(np.asarray(given, dtype=np.float64))
     except (TypeError, ValueError):
@@ -584,7 +511,7 @@ def _expected(given: Sequence[int], most: IntArray) -> np.ndarray[Any, np.dtype[
         raise ValueError(f"expected_tokens is {shown(given)}; it must hold a number for each prompt")
     if len(found) != len(most):
         raise ValueError(f"{len(found)} expected lengths were given for {len(most)} prompts")
-    for index, (likely, tokens) in enumerate(zip(found.tolist(), most.tolist(), strict=True)):
+    for index, (likely, tokens) in enumerate(zip(found.tolist(), most, strict=True)):
         if not 1 <= likely <= tokens:
             raise ValueError(
                 f"prompt {index}: expected {likely:g} tokens of at most {tokens}; it must be positive, and no"

@@ -249,7 +249,7 @@ class _Rollouts:
         trainer: object,
     ) -> None:
         in_order = [completions[at] for at in sorted(completions)]
-        self.files.saw(prompts, in_order, settings.process)
+        self.files.saw(prompts, in_order, settings.process, self.engine.unfinished)
         _report_step(trainer, self.engine, len(in_order))
 
     def _taken(

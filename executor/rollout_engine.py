@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
-from .call import Call
 from .completion import Completion
+from .draft import Draft
 from .partial import Partial
-from .running import Running, Setup
+from .running import Running
+from .setup import Setup
 from .turns import NextTurn, Served
 
 STEPS = 16
@@ -25,7 +26,7 @@ class RolloutEngine:
 
     Prompts may be submitted and cancelled from any thread, also while another one takes completions.
 
-    call_of: Returns the call for prompts and settings of :meth:`LLM.generate`.
+    drafts_of: Returns the completions of prompts with settings of :meth:`LLM.generate`.
     ended: Called with what has run and with the unfinished completions, when the engine is idle or closed.
     next_turn: As for :meth:`LLM.converse`; None without tools.
     max_staleness: Most versions between a token and the present weights, in groups that are not whole. An
@@ -35,13 +36,13 @@ class RolloutEngine:
     def __init__(
         self,
         setup: Setup,
-        call_of: Callable[..., Call],
+        drafts_of: Callable[..., list[Draft]],
         ended: Callable[[Served | None, tuple[Partial, ...]], None],
         *,
         next_turn: NextTurn | None = None,
         max_staleness: int | None = None,
     ) -> None:
-        self._setup, self._call_of, self._ended = setup, call_of, ended
+        self._setup, self._drafts_of, self._ended = setup, drafts_of, ended
         self._next_turn, self._staleness = next_turn, max_staleness
         self._inbox: deque[Callable[[], None]] = deque()
         self._running: Running | None = None
@@ -62,8 +63,8 @@ class RolloutEngine:
 
         Arguments are those of :meth:`LLM.generate`: ``n``, ``max_tokens`` and fields of ``Sampling``.
         """
-        call = self._call_of(prompts, sampling, **how)
-        seeds = {one.seed for one, left in zip(call.asked, call.partial, strict=True) if left is None}
+        drafts = self._drafts_of(prompts, sampling, **how)
+        seeds = {draft.sampling.seed for draft in drafts if draft.partial is None}
         if repeated := (seeds & self._seeds) - {None}:
             raise ValueError(
                 f"seed {repeated.pop()} was submitted before and would draw the same tokens: leave it out, or"
@@ -71,11 +72,11 @@ class RolloutEngine:
             )
         self._seeds |= seeds
         first = self._submitted
-        self._submitted += call.prompts_asked
-        call.position = call.position + first
-        for group in call.position.tolist():
-            self._whole[group] += 1
-        self._inbox.append(partial(self._add, call))
+        for draft in drafts:
+            draft.position += first
+            self._whole[draft.position] += 1
+            self._submitted = draft.position + 1
+        self._inbox.append(partial(self._add, drafts))
         return range(first, self._submitted)
 
     def cancel(self, group: int) -> None:
@@ -167,32 +168,32 @@ class RolloutEngine:
         if self._running is not None and self._running.outdated:
             self.weights_changed()
 
-    def _add(self, call: Call) -> None:
-        if not call.prompts:
+    def _add(self, drafts: list[Draft]) -> None:
+        if not drafts:
             return
         self._notice()
-        if self._running is not None and not (self._running.idle and self._running.rows_held >= MOST_ROWS):
-            self._running.add(call)
-            return
-        call.version = self.version
-        self._running = Running(self._setup, call, grows=True, next_turn=self._next_turn)
+        running = self._running
+        if running is not None and not (running.idle and len(running.drafts) >= MOST_ROWS):
+            running.add(drafts)
+        else:
+            self._running = Running(self._setup, drafts, self.version, grows=True, next_turn=self._next_turn)
 
     def _cancel(self, group: int) -> None:
         self._members.pop(group, None)
         self._whole.pop(group, None)
         if self._running is not None:
-            self._cancelled += self._running.stop(self._running.rows(group))
+            self._cancelled += self._running.stop(self._running.of_prompt(group))
 
     def _begin_stale_again(self) -> None:
         running, oldest = self._running, (self._version or 0) - (self._staleness or 0)
         if running is None or self._staleness is None:
             return
         for group in list(self._whole):
-            rows = running.rows(group)
+            rows = running.of_prompt(group)
             begun = [running.first_version(row) for row in rows]
             if not any(version is not None and version < oldest for version in begun):
                 continue
-            again = running.call.again(rows)
+            again = [running.drafts[row].again() for row in rows]
             running.stop(rows)
             self._members.pop(group, None)
             self._inbox.append(partial(self._add, again))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from ..data.files.disk import InputError
 from ..data.files.outputs import refuse_outputs
 from ..data.lengths.history import LengthHistory
 from .completion import Completion
+from .partial import Partial
 
 _COLUMNS = (
     *("step", "group", "input_tokens", "output_tokens", "shared_tokens"),
@@ -54,8 +55,17 @@ class RolloutFiles:
         """Note that a call begins."""
         self._began = time.perf_counter()
 
-    def saw(self, prompts: Sequence[Any], completions: Sequence[Completion], process: int) -> None:
-        """Write the completions of a call."""
+    def saw(
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Completion],
+        process: int,
+        cut: Sequence[Partial] = (),
+    ) -> None:
+        """Write the completions of a call.
+
+        cut: Unfinished completions, whose tokens so far are in the table.
+        """
         if self._history is not None:
             own_file = self._history.with_name(self._history.name + (f".{process}" if process else ""))
             known = LengthHistory.at(own_file)
@@ -64,30 +74,27 @@ class RolloutFiles:
             )
             known.save(own_file)
         before, self._ended = self._began - self._ended, time.perf_counter()
-        if self._log is not None:
-            own_file = self._log.with_stem(self._log.stem + (f".{process}" if process else ""))
-            step = _next_step(own_file)
-            group = {
-                prompt: number
-                for number, prompt in enumerate(
-                    dict.fromkeys(completion.prompt_ids for completion in completions)
-                )
-            }
-            rows = [
-                (
-                    step,
-                    f"{step}-{group[completion.prompt_ids]}",
-                    len(completion.prompt_ids),
-                    len(completion.completion_ids),
-                    # The engine computes the last token of each prompt.
-                    len(completion.prompt_ids) - 1,
-                    round(self._ended - self._began, 4),
-                    round(before, 4) if step else "",
-                )
-                for completion in completions
-            ]
-            with own_file.open("a", newline="", encoding="utf-8") as stream:
-                csv.writer(stream).writerows([_COLUMNS, *rows] if not step else rows)
+        self.write_step([*completions, *cut], self._ended - self._began, before, process)
+
+    def write_step(
+        self, drawn: Iterable[Completion | Partial], seconds: float, before: float, process: int = 0
+    ) -> None:
+        """Add a step to the table: its completions, its seconds, and those before it."""
+        rows = [(one.prompt_ids, len(one.completion_ids)) for one in drawn if one.completion_ids]
+        if self._log is None or not rows:
+            return
+        own_file = self._log.with_stem(self._log.stem + (f".{process}" if process else ""))
+        step = _next_step(own_file)
+        group = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompt for prompt, _ in rows))}
+        times = round(seconds, 4), round(before, 4) if step else ""
+        with own_file.open("a", newline="", encoding="utf-8") as stream:
+            table = csv.writer(stream)
+            if not step:
+                table.writerow(_COLUMNS)
+            for prompt, tokens in rows:
+                # The engine computes the last token of each prompt.
+                shared = len(prompt) - 1
+                table.writerow((step, f"{step}-{group[prompt]}", len(prompt), tokens, shared, *times))
 
 
 def _next_step(path: Path) -> int:

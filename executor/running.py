@@ -1,57 +1,43 @@
-"""Requests that run on a model, to which others can be added."""
+"""Completions that run on a model, to which others can be added."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from concurrent.futures import Future
+from dataclasses import replace
 from itertools import chain
-from typing import Any
+from queue import Empty, SimpleQueue
+from typing import cast
 
 import numpy as np
 
-from ..data.arrays import numbered
+from ..data.arrays import IntArray
 from ..data.problem import Problem
-from ..data.workload import COLUMNS, Workload
 from ..heuristics.loop import Execution
 from ..heuristics.policy import UNTIL_CHANGE
 from ..heuristics.queues.queue_policy import QueuedPolicy
-from .call import Call
 from .completion import Completion
+from .draft import Draft
 from .engines.huggingface import NO_EOS, DecodeOptions, HuggingFaceEngine
-from .engines.tiers import Tier
 from .models.endings import Ending
 from .models.mixed_sampling import MixedSampler
+from .models.recording import TokenLogprob
 from .models.request_rules import rules_of
-from .models.sampling import STREAM, Sampler, TokenRule
-from .models.tokenizers import Tokenizer, end_tokens
+from .models.sampling import Sampler, TokenRule
+from .models.tokenizers import end_tokens
 from .models.wrapped import contents_of
 from .partial import Partial
-from .turns import Conversations, NextTurn, Served
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Setup:
-    """Model and scheduling of running requests.
-
-    problem_of, policy_of: Return the problem of a call, and a fresh policy for it.
-    new_version: Returns the number of a new version of the weights.
-    """
-
-    model: Any
-    tokenizer: Tokenizer
-    tier: Tier
-    kv_tokens: int | None
-    share_prompts: bool
-    problem_of: Callable[[Call], Problem]
-    policy_of: Callable[[Call, Problem], QueuedPolicy]
-    new_version: Callable[[], int]
+from .setup import Setup, name_streams
+from .turns import NextTurn, Served, Turn, served_turns
 
 
 class Running:
-    """Requests of a call, and of those added, until all have ended.
+    """Completions of a call, and of those added, until all have ended.
 
-    call: Requests at first; at least one.
+    drafts: Completions at first; at least one.
+    version: Version of the weights.
     grows: True if others will be added.
+    stated: True if the longest expected are served first.
     on_token: Called with the position of the prompt and each token.
     next_turn: Function that continues a completion; None if there are no tools.
     """
@@ -59,22 +45,28 @@ class Running:
     def __init__(
         self,
         setup: Setup,
-        call: Call,
+        drafts: Sequence[Draft],
+        version: int,
         *,
         grows: bool = False,
+        stated: bool = False,
         on_token: Callable[[int, int], None] | None = None,
         next_turn: NextTurn | None = None,
     ) -> None:
-        self.call, self._setup, self._grows = call, setup, grows
-        self._problem = setup.problem_of(call)
+        self.drafts, self.version = list(drafts), version
+        self._setup, self._grows, self._stated, self._next_turn = setup, grows, stated, next_turn
         self._eos = end_tokens(setup.model, setup.tokenizer)
-        begun = {i: tokens for i, one in enumerate(call.partial) if one and (tokens := one.completion_ids)}
-        self._rule = self._rules(range(len(call.prompts)), begun)
+        self._prompts = [draft.prompt for draft in drafts]
+        name_streams(drafts, 0)
+        slots = setup.slots if grows else min(setup.slots, len(drafts))
+        self._problem: Problem = setup.problem(drafts, slots)
+        begun = {at: draft.begun for at, draft in enumerate(drafts) if draft.begun}
+        self._rule = self._rules(range(len(drafts)), begun)
         self._engine = HuggingFaceEngine(
             self._problem,
             setup.model,
-            call.prompts,
-            call.most,
+            self._prompts,
+            self._most,
             decoding=DecodeOptions(
                 NO_EOS if self._rule.ends else self._eos,
                 self._rule,
@@ -84,23 +76,31 @@ class Running:
                 reuse=grows or next_turn is not None,
             ),
             tier=setup.tier,
-            on_token=None if on_token is None else call.of_prompts(on_token),
+            on_token=None if on_token is None else lambda at, token: on_token(drafts[at].position, token),
         )
-        self._execution = Execution(self._problem, setup.policy_of(call, self._problem), self._engine)
-        self._turns = Conversations(self._execution, self._engine, next_turn, call)
-        self._done = np.zeros(len(call.prompts), dtype=np.bool_)
-        self._cancelled = self._done.copy()
+        self._run = Execution(self._problem, self._queue(), self._engine)
         self._weights = contents_of(setup.model)
+        self._left = len(drafts)
+        self._tools: dict[int, tuple[Future[Sequence[int]], float]] = {}
+        self._answered: SimpleQueue[int] = SimpleQueue()
+        self._turns: list[Turn] = []
+        self._over: list[int] = []
+        self._begin(range(len(drafts)), 0.0)
 
     @property
     def time(self) -> float:
-        """Seconds since the first request was added."""
+        """Seconds since the first completion was added."""
         return self._engine.time
 
     @property
     def idle(self) -> bool:
-        """True if every request has ended."""
-        return bool(self._done.all())
+        """True if every completion has ended."""
+        return not self._left
+
+    @property
+    def outdated(self) -> bool:
+        """True if the model's weights are not those that tokens were drawn by."""
+        return contents_of(self._setup.model) != self._weights
 
     def step(self, most: int | None = None) -> Iterator[tuple[int, Completion]]:
         """Run some decode steps; yield finished completions.
@@ -109,131 +109,212 @@ class Running:
 
         most: Most decode steps; None for as many as until a completion ends.
         """
-        turns, run = self._turns, self._execution
         # A tool may finish at any moment; its completion should then get a free slot.
-        steps = 1 if turns.pending else most or UNTIL_CHANGE
-        for index in chain(turns.answered(wait=run.idle), turns.ended(steps)):
-            self._done[index] = True
-            yield index, self._completion(index)
+        steps = 1 if self._tools else most or UNTIL_CHANGE
+        for at in chain(self._continued(wait=self._run.idle), self._decoded(steps)):
+            self._left -= not self.drafts[at].done
+            self.drafts[at].done = True
+            yield at, self._completion(at)
             if self.outdated:
                 self.weights_changed(self._setup.new_version())
 
-    @property
-    def rows_held(self) -> int:
-        """Completions that have run, run or wait."""
-        return len(self.call.prompts)
-
-    @property
-    def outdated(self) -> bool:
-        """True if the model's weights are not those that tokens were drawn by."""
-        return contents_of(self._setup.model) != self._weights
+    def add(self, drafts: Sequence[Draft]) -> None:
+        """Add completions, which arrive now."""
+        run, first, answers = self._run, len(self.drafts), self._engine.answers
+        if self.idle and np.isfinite(run.finished).any():
+            self._engine.leave_out(float(np.nanmax(run.finished)))
+        run.admit()
+        started = [at for at in range(first) if answers[at] or not run.state.waiting[at]]
+        name_streams(drafts, first)
+        self.drafts += drafts
+        self._prompts += [draft.prompt for draft in drafts]
+        self._left += len(drafts)
+        workload = self._setup.problem(self.drafts, self._problem.slots, started).workload
+        self._problem = replace(self._problem, workload=workload)
+        begun = {first + at: draft.begun for at, draft in enumerate(drafts) if draft.begun}
+        live = [at for at, draft in enumerate(self.drafts) if not draft.done]
+        written = {at: tuple(answers[at]) for at in live if at < first}
+        rule = self._rules(live, {**written, **begun})
+        assert isinstance(rule, MixedSampler)
+        assert isinstance(self._rule, MixedSampler)
+        self._rule.become(rule)
+        self._engine.extend(self._problem, self._most, begun)
+        run.extend(self._problem)
+        run.policy = queue = self._queue()
+        queue.queue.take(np.flatnonzero(~run.state.waiting).tolist())
+        self._begin(range(first, len(self.drafts)), self._engine.time)
 
     def weights_changed(self, version: int) -> None:
         """Draw further tokens by the present weights, with a new KV cache."""
         self._weights = contents_of(self._setup.model)
-        self.call.begin_version(version, self._engine.answers)
-        self._turns.restart()
+        for draft, tokens in zip(self.drafts, self._engine.answers, strict=True):
+            draft.drawn.append((self.version, len(tokens)))
+        self.version = version
+        running = self._run.stop(self._run.state.running.tolist())
+        self._engine.reload_weights()
+        self._engine.recompute()
+        for at in running:
+            self._end_turn(at)
+            self._resume(at, [])
 
-    def rows(self, group: int) -> list[int]:
-        """Return the numbers of a prompt's completions."""
-        rows: list[int] = np.flatnonzero((self.call.position == group) & ~self._cancelled).tolist()
-        return rows
+    def of_prompt(self, position: int) -> list[int]:
+        """Return the numbers of a prompt's completions that were not cancelled."""
+        drafts = enumerate(self.drafts)
+        return [at for at, draft in drafts if draft.position == position and not draft.cancelled]
 
-    def first_version(self, index: int) -> int | None:
+    def first_version(self, at: int) -> int | None:
         """Return the version of a completion's first token, or None."""
-        pairs = self.call.versions(index, tuple(self._engine.answers[index]))
+        pairs = self.drafts[at].versions(self.version, len(self._engine.answers[at]))
         return pairs[0][0] if pairs else None
 
-    def add(self, call: Call) -> None:
-        """Add the requests of a call."""
-        own, run = self.call, self._execution
-        if self.idle and np.isfinite(run.finished).any():
-            self._engine.leave_out(float(np.nanmax(run.finished)))
-        first, answers = len(own.prompts), self._engine.answers
-        run.admit()
-        self._problem = self._with_more(self._setup.problem_of(call).workload, call)
-        own.extend(call)
-        for name in ("_done", "_cancelled"):
-            setattr(self, name, np.append(getattr(self, name), np.zeros(len(call.prompts), dtype=np.bool_)))
-        live = np.flatnonzero(~self._done).tolist()
-        begun = {first + at: one.completion_ids for at, one in enumerate(call.partial) if one}
-        begun = {index: tokens for index, tokens in begun.items() if tokens}
-        rule = self._rules(
-            live, {**{index: tuple(answers[index]) for index in live if index < first}, **begun}
-        )
-        assert isinstance(rule, MixedSampler)
-        assert isinstance(self._rule, MixedSampler)
-        self._rule.become(rule)
-        self._engine.extend(self._problem, own.most, begun)
-        run.extend(self._problem)
-        run.policy = policy = self._setup.policy_of(own, self._problem)
-        policy.queue.take(np.flatnonzero(~run.state.waiting).tolist())
-        self._turns.extend()
-
-    def stop(self, requests: Sequence[int]) -> tuple[Partial, ...]:
-        """End unfinished requests; return them as they are."""
-        left = [index for index in requests if not self._done[index]]
-        partials = tuple(self._unfinished(index) for index in left)
-        self._turns.stop(left)
-        self._done[left] = self._cancelled[requests] = True
+    def stop(self, numbers: Sequence[int]) -> tuple[Partial, ...]:
+        """End unfinished completions; return them as they are."""
+        left = [at for at in numbers if not self.drafts[at].done]
+        partials = tuple(self._unfinished(at) for at in left)
+        for at in self._run.stop(left):
+            self._end_turn(at)
+            self._engine.drop(at)
+        for at in numbers:
+            self.drafts[at].done = self.drafts[at].cancelled = True
+            self._tools.pop(at, None)
+        self._left -= len(left)
         return partials
 
     def end(self) -> tuple[Served | None, tuple[Partial, ...]]:
-        """Return what has run, and the unfinished completions."""
-        served = self._turns.served(self._problem, self.call.prompts)
-        return served, tuple(self._unfinished(index) for index in np.flatnonzero(~self._done).tolist())
+        """Return what has run, and the unfinished completions; running turns count as ended now."""
+        run = self._run
+        for at in run.state.running.tolist():
+            if np.isfinite(run.prefilled[at]):
+                run.finished[at] = self._engine.time
+                self._end_turn(at)
+        served = served_turns(self._turns, self._problem, run, self._prompts, self._engine.answers)
+        return served, tuple(self._unfinished(at) for at, draft in enumerate(self.drafts) if not draft.done)
 
-    def _rules(self, requests: Sequence[int], begun: dict[int, tuple[int, ...]]) -> TokenRule:
-        call, names = self.call, self._problem.workload.ids.tolist()
+    @property
+    def _most(self) -> IntArray:
+        return np.array([draft.most for draft in self.drafts])
+
+    def _queue(self) -> QueuedPolicy:
+        return self._setup.queue(self.drafts, self._problem, stated=self._stated)
+
+    def _rules(self, numbers: Sequence[int], begun: dict[int, tuple[int, ...]]) -> TokenRule:
+        drafts, tokenizer = self.drafts, self._setup.tokenizer
         rule = rules_of(
-            {names[index]: call.asked[index] for index in requests},
-            [call.prompts[index] for index in requests],
-            call.most[list(requests)].tolist(),
-            self._setup.tokenizer,
+            {drafts[at].name: drafts[at].sampling for at in numbers},
+            [drafts[at].prompt for at in numbers],
+            [drafts[at].most for at in numbers],
+            tokenizer,
             self._eos,
-            begun={names[index]: tokens for index, tokens in begun.items()},
+            begun={drafts[at].name: tokens for at, tokens in begun.items()},
         )
         if not self._grows or isinstance(rule, MixedSampler):
             return rule
         assert isinstance(rule, Sampler)
-        endings = {names[index]: Ending(frozenset(self._eos)) for index in requests}
-        return MixedSampler(
-            dict.fromkeys(endings, rule), endings=endings, decode=self._setup.tokenizer.decode
-        )
+        endings = {drafts[at].name: Ending(frozenset(self._eos)) for at in numbers}
+        return MixedSampler(dict.fromkeys(endings, rule), endings=endings, decode=tokenizer.decode)
 
-    def _completion(self, index: int) -> Completion:
-        tokens = tuple(self._engine.answers[index])
-        text, reason = Ending.of(self.call.asked[index], self._eos).text(tokens, self._setup.tokenizer.decode)
-        given = self._turns.given.get(index, ())
-        return self.call.completion(index, tokens, text, reason, self._told(index, given), given)
+    def _completion(self, at: int) -> Completion:
+        draft, tokens = self.drafts[at], tuple(self._engine.answers[at])
+        text, reason = Ending.of(draft.sampling, self._eos).text(tokens, self._setup.tokenizer.decode)
+        return draft.completion(tokens, text, reason, self._told(at), self.version)
 
-    def _unfinished(self, index: int) -> Partial:
-        given = self._turns.given.get(index, ())
-        name = str(self._problem.workload.ids[index]).rpartition(STREAM)[2]
-        tokens = tuple(self._engine.answers[index])
-        told, waiting = self._told(index, given), self._turns.waits(index)
-        return self.call.unfinished(index, tokens, told, given, name, waiting)
+    def _unfinished(self, at: int) -> Partial:
+        tokens, waiting = tuple(self._engine.answers[at]), at in self._tools
+        return self.drafts[at].unfinished(tokens, self._told(at), self.version, waiting=waiting)
 
-    def _told(self, index: int, given: tuple[range, ...]) -> Any:
+    def _told(self, at: int) -> tuple[TokenLogprob, ...] | None:
+        """Return a completion's log-probabilities, earlier ones unchanged."""
         recorder = self._rule.recorder if isinstance(self._rule, MixedSampler) else None
-        stream = self._rule.stream(str(self._problem.workload.ids[index]))
-        return self.call.told(index, tuple(self._engine.answers[index]), recorder, stream, given)
+        draft = self.drafts[at]
+        if recorder is None or draft.sampling.logprobs is None:
+            return None
+        before = (draft.partial.told if draft.partial else None) or ()
+        stream, tokens = self._rule.stream(draft.name), len(self._engine.answers[at])
+        return before + recorder.read(stream, tokens, len(before), draft.given)
 
-    def _with_more(self, more: Workload, call: Call) -> Problem:
-        """Return the problem with further requests; those that wait share equal prompts."""
-        own, first = self._problem.workload, len(self._problem)
-        columns: dict[str, Any] = {
-            name: np.append(getattr(own, name), getattr(more, name)) for name in COLUMNS
-        }
-        columns["ids"][first:] = [f"{first}{STREAM}{name}" for name in more.ids]
-        fresh = [
-            at
-            for at in np.flatnonzero(self._execution.state.waiting).tolist()
-            if not self._engine.answers[at]
-        ]
-        prompts = [self.call.prompts[at] for at in fresh]
-        new = [at for at, one in enumerate(call.partial) if one is None or not one.completion_ids]
-        group = np.full(first + len(more), -1)
-        group[[*fresh, *(first + at for at in new)]] = numbered([*prompts, *(call.prompts[at] for at in new)])
-        columns |= {"group": group, "shared_tokens": np.zeros(len(group), dtype=np.int64)}
-        return replace(self._problem, workload=Workload(**columns).with_shared_prompts())
+    def _begin(self, numbers: range, time: float) -> None:
+        """Begin the turns of completions; call the tools of those that wait for one."""
+        run = self._run
+        for at in numbers:
+            draft = self.drafts[at]
+            draft.turn = time, len(draft.begun)
+            if draft.partial is None or not draft.partial.waiting:
+                continue
+            run.admit()
+            run.state.waiting[at] = False
+            cast("QueuedPolicy", run.policy).queue.take([at])
+            if not self._calls_tool(at, self._engine.time):
+                run.end(at, self._engine.time)
+                self._over.append(at)
+
+    def _decoded(self, most: int) -> Iterator[int]:
+        """Run some decode steps; yield finished completions."""
+        if self._run.idle:
+            return
+        for at in self._run.step(most):
+            self._end_turn(at)
+            if self._next_turn is None:
+                yield at
+            elif self._calls_tool(at, float(self._run.finished[at])):
+                self._run.pause(at)
+            else:
+                self._engine.end_turns(at)
+                yield at
+
+    def _continued(self, *, wait: bool) -> list[int]:
+        """Continue completions with finished tool calls; return ended ones."""
+        over, self._over = self._over, []
+        while self._tools:
+            try:
+                at = self._answered.get(block=wait)
+            except Empty:
+                break
+            wait = False
+            if at not in self._tools:
+                continue
+            future, since = self._tools.pop(at)
+            tokens, draft, written = list(future.result()), self.drafts[at], len(self._engine.answers[at])
+            left = draft.most - written - len(tokens)
+            if left < 0:
+                raise ValueError(
+                    f"completion {at} has {written} of {draft.most} tokens, and a tool returned"
+                    f" {len(tokens)} more: return at most {draft.most - written}"
+                )
+            if tokens:
+                draft.given = (*draft.given, range(written, written + len(tokens)))
+            if tokens and left:
+                self._resume(at, tokens)
+                continue
+            if tokens:
+                self._engine.give(at, tokens)
+            over.append(at)
+            self._run.end(at, since)
+            self._engine.end_turns(at)
+        return over
+
+    def _calls_tool(self, at: int, since: float) -> bool:
+        """Call the tool of an ended turn; return False if there is none."""
+        if self._next_turn is None:
+            raise ValueError("an unfinished completion waits for its tool: continue it with next_turn")
+        future = self._next_turn(self.drafts[at].position, tuple(self._engine.answers[at]))
+        if future is None:
+            return False
+        self._tools[at] = future, since
+        future.add_done_callback(lambda _: self._answered.put(at))
+        return True
+
+    def _resume(self, at: int, tokens: list[int]) -> None:
+        """Let a completion continue after some more tokens."""
+        self.drafts[at].turn = self._engine.time, len(self._engine.answers[at]) + len(tokens)
+        self._engine.give(at, tokens)
+        cast("QueuedPolicy", self._run.policy).queue.put_back([at])
+        # The turn before drew its last token without a decode step.
+        before = self._run.stage_of[at] >= 0
+        self._run.resume(at, len(tokens) + int(before))
+
+    def _end_turn(self, at: int) -> None:
+        """Record the turn that has just ended."""
+        run, (queued, before) = self._run, self.drafts[at].turn
+        columns = run.stage_of, run.slot_of, run.prefilled, run.first_token, run.finished
+        times = [column[at].item() for column in columns]
+        self._turns.append(Turn(at, before, len(self._engine.answers[at]) - before, queued, *times))

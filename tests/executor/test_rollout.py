@@ -222,12 +222,17 @@ def test_rewards_may_read_why_completions_ended_and_by_which_weights(engine: LLM
         assert [count for _, count in versions] == [len(ids)]
 
 
-def test_a_step_ends_with_whole_groups_and_masks_the_others(engine: LLM) -> None:
+def test_a_step_ends_with_whole_groups_and_masks_the_others(engine: LLM, tmp_path: Path) -> None:
     prompts = [prompt for prompt in PROMPTS for _ in range(4)]
     trainer = trainer_of(engine, max_completion_length=60)
-    rollout = rollout_function(engine, until=Until(groups=1))
+    path = tmp_path / "steps.csv"
+    rollout = rollout_function(engine, until=Until(groups=1), log=path)
     answer = rollout(prompts, trainer)
     assert answer["prompt_ids"] == [list(ids) for ids in engine.encoded(prompts, {})]
+    # The table has what was drawn of the others, too, as it took time.
+    lengths = read_workload(str(path)).workload.output_tokens.tolist()
+    drawn = [len(values) for values in answer["logprobs"] if values != [0.0]]
+    assert sorted(lengths) == sorted(drawn)
     whole = [set(map(len, answer["completion_ids"][first : first + 4])) for first in (0, 4, 8)]
     assert all(whole)
     masked = [sum(map(sum, answer["env_mask"][first : first + 4])) for first in (0, 4, 8)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ import runpy
 
 from builders import mostly_slow
 
+from batchbound.data.readers.requests import read_workload
 from batchbound.executor.async_rollouts import AsyncRollouts
 from batchbound.executor.llm import LLM
 from batchbound.executor.models.source import load_model
@@ -243,7 +245,15 @@ def test_groups_are_no_staler_than_asked_and_each_token_is_of_its_version(
     engine = LLM(transformers.AutoModelForCausalLM.from_pretrained(tmp_path), tokenizer, slots=6)
     rows = [{"prompt": prompt, "score": k + 1} for k, prompt in enumerate(PROMPTS[:4])]
     rollouts = Noted(
-        engine, rows, reward, num_generations=4, max_staleness=1, ahead=4, max_tokens=12, top_k=20
+        engine,
+        rows,
+        reward,
+        num_generations=4,
+        max_staleness=1,
+        ahead=4,
+        log=tmp_path / "steps.csv",
+        max_tokens=12,
+        top_k=20,
     )
     trainer = AsyncGRPOTrainer(
         str(tmp_path),
@@ -282,6 +292,9 @@ def test_groups_are_no_staler_than_asked_and_each_token_is_of_its_version(
     assert trainer.state.global_step == 5
     log = [entry for entry in trainer.state.log_history if "ratio" in entry]
     assert all(abs(entry["ratio"] - 1) < 0.5 for entry in log)
+    trained = Counter(int(sample.completion_mask.sum()) for _, sample in seen)
+    logged = Counter(read_workload(str(tmp_path / "steps.csv")).workload.output_tokens.tolist())
+    assert not trained - logged
     assert max(entry["sample/staleness_max"] for entry in log) <= 1
     assert {age for age, _ in seen} <= {0, 1, 2}
     assert len({sample.model_version for _, sample in seen}) > 2

@@ -126,16 +126,16 @@ def test_moved_kv_caches_change_no_token(model: LLM) -> None:
 @pytest.mark.slow
 def test_an_engine_remembers_lengths_of_earlier_calls() -> None:
     _, engine = served("learned", 7)
-    assert engine._past is not None
-    longest, past = engine._past
+    assert engine._setup.past is not None
+    longest, past = engine._setup.past
     assert longest == MOST - 1
     assert len(past.tokens) == GROUPS * SAMPLES
     list(engine.generate(prompts(), samplings(7), max_tokens=MOST))
-    assert len(engine._past[1].tokens) == 2 * GROUPS * SAMPLES
-    assert len(set(engine._past[1].group.tolist())) == 2 * GROUPS
+    assert len(engine._setup.past[1].tokens) == 2 * GROUPS * SAMPLES
+    assert len(set(engine._setup.past[1].group.tolist())) == 2 * GROUPS
     list(engine.generate(prompts()[:2], max_tokens=MOST - 1))
-    assert engine._past[0] == MOST - 2
-    assert len(engine._past[1].tokens) == 2
+    assert engine._setup.past[0] == MOST - 2
+    assert len(engine._setup.past[1].tokens) == 2
 
 
 def test_a_policy_that_goes_by_lengths_is_refused() -> None:
