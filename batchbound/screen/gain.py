@@ -49,6 +49,7 @@ def _table(lines: Sequence[GainLine]) -> list[str]:
 def _column(counts: list[int | None], unit: str) -> list[str]:
     """Return counts of one width, the first with its unit."""
     texts = ["" if count is None else f"{count:,}" for count in counts]
+    unit = unit.removesuffix("s") if counts[0] == 1 else unit
     width = max(map(len, texts))
     return [f"{text:>{width}} {unit if k == 0 else '':{len(unit)}}" for k, text in enumerate(texts)]
 
@@ -66,10 +67,10 @@ def _remarks(gain: Gain, repeats: str) -> list[str]:
         remarks.append("steps and stages of the replica that ends last")
     first, ran = gain.first_come.prompt_tokens, gain.this_run.prompt_tokens
     if gain.needed is not None:
-        remarks.append(
-            f"prompt tokens computed: {first:,} first come, first served; {ran:,} this run; {gain.needed:,}"
-            f" are needed, of {gain.prompt_tokens:,}"
-        )
+        counts = f"{first:,} first come, first served; {ran:,} this run; {gain.needed:,} are needed"
+        if first == ran == gain.needed:
+            counts = f"{ran:,}, as few as are needed"
+        remarks.append(f"prompt tokens computed: {counts}, of {gain.prompt_tokens:,}")
     elif repeats:
         remarks.append(repeats)
     if gain.missed is not None and abs(gain.missed) >= _LEAST_MISSED:
