@@ -115,6 +115,10 @@ class Sequences:
         rows: IntArray = self.output + chunks - 1
         return rows
 
+    def warmed(self) -> Sequences:
+        """Return the sequences for a prefix cache that may hold all of each prompt but its last token."""
+        return replace(self, cached=self.prompt - 1, shared=self.prompt - 1, tree=None)
+
     def drafted(self, drafts: int) -> Sequences:
         """Return the sequences with their least draws in place of output tokens.
 

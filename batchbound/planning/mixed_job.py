@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..data.arrays import IntArray
-from ..data.claims.assumptions import COLD_CACHE, DISTINCT, Assumption, assumed_of
+from ..data.claims.assumptions import COLD_CACHE, COUNTS_ONE, DISTINCT, Assumption, assumed_of
 from ..data.files.disk import InputError
 from ..data.files.kinds import refuse_other_kinds
 from ..data.iteration_plan import least_known
@@ -36,7 +36,6 @@ from ..data.workload import Workload, WorkloadError
 if TYPE_CHECKING:
     from ..executor.models.tokenizers import Tokenizer
 
-COUNTS_ONE = Assumption(COLD_CACHE, "checked", "the bound counts one token of each prompt")
 COUNTS_ALL = Assumption(COLD_CACHE, "stated", "the engine keeps no prompts")
 UNCOUNTED = "no tokenizer counts the prompts: their tokens are estimated, and the bound takes one of each"
 

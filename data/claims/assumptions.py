@@ -42,10 +42,16 @@ class Assumption:
         return f"{self.name} ({self.detail})" if self.detail else self.name
 
 
+COUNTS_ONE = Assumption(COLD_CACHE, "checked", "the bound counts one token of each prompt")
+"""Assumption of a bound that no prefix cache can beat."""
+
+_CHUNKS = (ONE_TOKEN, TOKEN_BUDGET, COLD_CACHE, DISTINCT, REUSE_UNIT)
+"""Assumptions behind the least chunks of a prompt and draws of a completion."""
+
 RELIES_ON: Mapping[str, tuple[str, ...]] = {
-    "longest": (ONE_TOKEN, TOKEN_BUDGET),
-    "slots": (ONE_TOKEN, TOKEN_BUDGET, SLOTS, ONE_ENGINE),
-    "packing": (ONE_TOKEN, TOKEN_BUDGET, SLOTS, ONE_ENGINE, NO_EVICTION),
+    "longest": _CHUNKS,
+    "slots": (*_CHUNKS, SLOTS, ONE_ENGINE),
+    "packing": (*_CHUNKS, SLOTS, ONE_ENGINE, NO_EVICTION),
     "tokens": (COLD_CACHE, DISTINCT, REUSE_UNIT, TOKEN_BUDGET, ONE_ENGINE),
     "KV": (ONE_TOKEN, WHOLE_CONTEXT, ONE_ENGINE, SLOTS, DISTINCT, REUSE_UNIT, TEXTS_DIFFER),
     "seconds": (ONE_TOKEN, WHOLE_CONTEXT, COLD_CACHE, DISTINCT, REUSE_UNIT, ONE_ENGINE),

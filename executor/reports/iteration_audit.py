@@ -9,8 +9,11 @@ import numpy as np
 
 from ...data.arrays import IntArray
 from ...data.claims.assumptions import (
+    COLD_CACHE,
+    COUNTS_ONE,
     ONE_ENGINE,
     ONE_TOKEN,
+    REUSE_UNIT,
     SLOTS,
     TOKEN_BUDGET,
     WHOLE_CONTEXT,
@@ -193,20 +196,37 @@ def audit_iterations(
     counts = [server.iterations for server in run.servers]
     known = [count for count in counts if count is not None]
     claim = claim_of(run, sequences, proven, budget_known=budget_known, kv_stated=kv_stated)
-    bound = iteration_bound(sequences, proven, drafts=claim.drafts or 0, kinds=claim.kinds)
+    bounded, claim, bound = _bounded(sequences, proven, claim)
     prompts = audit_prompts(run, limits, rates)
     simulated = replace(limits, sequences=proven.sequences)
     return IterationAudit(
         counted=max(known) if len(known) == len(counts) else None,
         bound=bound,
         limits=proven,
-        sequences=sequences,
+        sequences=bounded,
         assumptions=_shown(claim, bound),
         drafts=claim.drafts,
         short_of_kv=limits.kv_tokens is None and any(server.preemptions for server in run.servers),
         simulated=prompts.predicted if prompts is not None else _simulated_run(run, sequences, simulated),
         prompts=prompts,
     )
+
+
+def _bounded(
+    sequences: Sequences, limits: EngineLimits, claim: Claim
+) -> tuple[Sequences, Claim, IterationBound]:
+    """Return the bound, the sequences that it counts and the claim, for a prefix cache that may be warm."""
+    bound = iteration_bound(sequences, limits, drafts=claim.drafts or 0, kinds=claim.kinds)
+    bases = {assumption.name: assumption.basis for assumption in claim.assumptions}
+    broken = "broken" in (bases.get(COLD_CACHE), bases.get(REUSE_UNIT))
+    if not broken and bases.get(COLD_CACHE) == "checked":
+        return sequences, claim, bound
+    warmed = sequences.warmed()
+    warm = iteration_bound(warmed, limits, drafts=claim.drafts or 0, kinds=claim.kinds)
+    if not broken and warm.iterations < bound.iterations:
+        return sequences, claim, bound
+    counted = [COUNTS_ONE if one.name == COLD_CACHE else one for one in claim.assumptions]
+    return warmed, claim if broken else replace(claim, assumptions=tuple(counted)), warm
 
 
 def _shown(claim: Claim, bound: IterationBound) -> tuple[Assumption, ...]:

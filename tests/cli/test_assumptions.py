@@ -187,6 +187,20 @@ def test_a_shared_beginning_is_counted_once_by_a_server_that_is_known_to_begin_c
     assert warm.bound.certificate["kind"] != "tokens"
 
 
+@pytest.mark.parametrize("before", [64, None])
+def test_no_bound_counts_chunks_of_a_prompt_that_a_warm_cache_may_hold(before: int | None) -> None:
+    # Two prompts of 20 tokens that the cache holds but for the last: an iteration each, whatever the budget.
+    run = run_on(page("vllm_plain"), [1] * 2, 2, slots=1)
+    server = replace(run.servers[0], prefix_caching=True, cached_before=before, cached_tokens=38)
+    tree = PrefixTree.of_prompts([list(range(20)), list(range(20, 40))])
+    context = (Assumption(WHOLE_CONTEXT, "checked"),)
+    run = replace(run, servers=(server,), tree=tree, prompt_tokens=np.array([20, 20]), assumptions=context)
+    found = audit_iterations(run, EngineLimits(1, 5, None, 1), budget_known=True)
+    assert found.bound.iterations <= 2
+    assert found.broken is None
+    assert verify_iterations(found.sequences, found.limits, found.bound) is None
+
+
 def test_more_hits_than_the_prompts_share_withhold_the_bound() -> None:
     limits = EngineLimits(8, 1, None, 1)
     counts = {"looked_up_before": 0, "preemptions": 0}
