@@ -14,6 +14,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from html import escape
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -289,7 +290,7 @@ def search_backward() -> None:
     """Draw orders placed backward from the end of the job under a KV capacity."""
     lengths = (4, 7, 10, 13)
     canvas = Canvas(720, 230, "Requests placed backward from the end of the job")
-    canvas.text(20, 24, "orders: from the end of the job, each request is placed as late as it fits")
+    canvas.text(20, 24, "orders: from the end of the job, each request as late as 2 slots and memory allow")
     ends, left, unit = (26, 26, 22, 15), 60, 22
     for k, (length, end) in enumerate(zip(lengths, ends, strict=True)):
         y = 44 + 26 * k
@@ -299,8 +300,9 @@ def search_backward() -> None:
         held[end - length : end] += np.arange(1, length + 1)
     points = [(left + unit * k, 206 - 2.6 * held[k]) for k in range(27)]
     canvas.line(*points, colour=ORANGE, width=2)
-    canvas.line((left, 152), (left + unit * 26, 152), colour=RED, dash="5 4")
-    canvas.text(left + unit * 26 + 6, 156, "capacity", RED, size=12)
+    full = 206 - 2.6 * 16
+    canvas.line((left, full), (left + unit * 26, full), colour=RED, dash="5 4")
+    canvas.text(left + unit * 26 + 6, full + 4, "capacity", RED, size=12)
     canvas.text(left, 222, "tokens of KV cache held (orange), by decode step", GREY, size=12)
     canvas.arrow(left + unit * 26, 36, left + unit * 22, 36)
     canvas.save("search_backward")
@@ -404,20 +406,19 @@ def bound_differences() -> None:
 
 
 def bound_intervals() -> None:
-    """Draw with few start times requests hold slots for whole intervals, at a dual price each."""
-    canvas = Canvas(720, 170, "Prices on the intervals between stages")
-    canvas.text(20, 24, "intervals: a request pays the price of every interval that it holds a slot in")
-    times, prices, left, unit = (0, 6, 13, 21), ("0.9", "1.4", "0.7"), 70, 28
-    for k, price in enumerate(prices):
-        start, end = times[k], times[k + 1]
-        canvas.box(left + unit * start, 40, unit * (end - start), 28, PALE, f"price {price}")
-    for k, (start, end) in enumerate(((0, 2), (1, 2), (1, 3))):
+    """Draw the charges of requests that hold slots for whole intervals."""
+    canvas = Canvas(720, 170, "Charges for intervals between stages")
+    canvas.text(20, 24, "intervals: a request pays 1 a step and g an interval; a span of k pays u_k once")
+    times, left, unit = (0, 6, 13, 21), 70, 28
+    for start, end in pairwise(times):
+        steps = f"{end - start} steps: {end - start} + g"
+        canvas.box(left + unit * start, 40, unit * (end - start), 28, PALE, steps)
+    spans = ((0, 2, "13 + 2 g + u_2"), (1, 2, "7 + g + u_1"), (1, 3, "15 + 2 g + u_2"))
+    for k, (start, end, paid) in enumerate(spans):
         y = 78 + 26 * k
         canvas.box(left + unit * times[start], y, unit * (times[end] - times[start]), 20, BLUES[k + 1])
-        paid = " + ".join(prices[start:end])
-        canvas.text(
-            left + unit * times[start] + 8, y + 15, f"pays {paid}", INK if k < 1 else "#ffffff", size=12
-        )
+        colour = INK if k < 1 else "#ffffff"
+        canvas.text(left + unit * times[start] + 8, y + 15, f"pays {paid}", colour, size=12)
     for time in times:
         canvas.line((left + unit * time, 36), (left + unit * time, 156), colour=ORANGE, dash="4 3")
     canvas.save("bound_intervals")
