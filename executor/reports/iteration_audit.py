@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,6 +11,7 @@ from ...data.arrays import IntArray
 from ...data.claims.assumptions import (
     COLD_CACHE,
     COUNTS_ONE,
+    DISTINCT,
     ONE_ENGINE,
     ONE_TOKEN,
     REUSE_UNIT,
@@ -30,7 +31,7 @@ from ...data.readers.server_run import ServerRun
 from ...heuristics.serving.release import predict
 from ...models.bounds.iterations import iteration_bound
 from .prompt_audit import PromptAudit, audit_prompts
-from .run_assumptions import Claim, claim_of, kinds_under
+from .run_assumptions import claim_of, kinds_under
 
 WORK = "full iterations of the same work"
 BEFORE = "empty slots while prompts were still to come"
@@ -196,7 +197,9 @@ def audit_iterations(
     counts = [server.iterations for server in run.servers]
     known = [count for count in counts if count is not None]
     claim = claim_of(run, sequences, proven, budget_known=budget_known, kv_stated=kv_stated)
-    bounded, claim, bound = _bounded(sequences, proven, claim)
+    bounded, assumptions, bound = _bounded(
+        sequences, proven, claim.assumptions, claim.kinds, claim.drafts or 0
+    )
     prompts = audit_prompts(run, limits, rates)
     simulated = replace(limits, sequences=proven.sequences)
     return IterationAudit(
@@ -204,7 +207,7 @@ def audit_iterations(
         bound=bound,
         limits=proven,
         sequences=bounded,
-        assumptions=_shown(claim, bound),
+        assumptions=_shown(assumptions, bound),
         drafts=claim.drafts,
         short_of_kv=limits.kv_tokens is None and any(server.preemptions for server in run.servers),
         simulated=prompts.predicted if prompts is not None else _simulated_run(run, sequences, simulated),
@@ -213,27 +216,33 @@ def audit_iterations(
 
 
 def _bounded(
-    sequences: Sequences, limits: EngineLimits, claim: Claim
-) -> tuple[Sequences, Claim, IterationBound]:
-    """Return the bound, the sequences that it counts and the claim, for a prefix cache that may be warm."""
-    bound = iteration_bound(sequences, limits, drafts=claim.drafts or 0, kinds=claim.kinds)
-    bases = {assumption.name: assumption.basis for assumption in claim.assumptions}
+    sequences: Sequences,
+    limits: EngineLimits,
+    assumptions: tuple[Assumption, ...],
+    kinds: Collection[str],
+    drafts: int = 0,
+) -> tuple[Sequences, tuple[Assumption, ...], IterationBound]:
+    """Return a bound, the sequences that it counts and their assumptions, for a cache that may be warm."""
+    bound = iteration_bound(sequences, limits, drafts=drafts, kinds=kinds)
+    bases = {assumption.name: assumption.basis for assumption in assumptions}
     broken = "broken" in (bases.get(COLD_CACHE), bases.get(REUSE_UNIT))
     if not broken and bases.get(COLD_CACHE) == "checked":
-        return sequences, claim, bound
+        return sequences, assumptions, bound
     warmed = sequences.warmed()
-    warm = iteration_bound(warmed, limits, drafts=claim.drafts or 0, kinds=claim.kinds)
-    if not broken and warm.iterations < bound.iterations:
-        return sequences, claim, bound
-    counted = [COUNTS_ONE if one.name == COLD_CACHE else one for one in claim.assumptions]
-    return warmed, claim if broken else replace(claim, assumptions=tuple(counted)), warm
+    warm = iteration_bound(warmed, limits, drafts=drafts, kinds=kinds)
+    if broken:
+        return warmed, assumptions, warm
+    if warm.iterations < bound.iterations:
+        return sequences, assumptions, bound
+    others = (one for one in assumptions if one.name not in (COLD_CACHE, DISTINCT, REUSE_UNIT))
+    return warmed, (*others, COUNTS_ONE), warm
 
 
-def _shown(claim: Claim, bound: IterationBound) -> tuple[Assumption, ...]:
+def _shown(assumptions: tuple[Assumption, ...], bound: IterationBound) -> tuple[Assumption, ...]:
     """Return the assumptions of the bound and of a withheld one."""
-    relied = relied_on(claim.assumptions, bound.certificate.get("kind"))
+    relied = relied_on(assumptions, bound.certificate.get("kind"))
     return tuple(
-        assumption for assumption in claim.assumptions if assumption in relied or assumption.basis == "broken"
+        assumption for assumption in assumptions if assumption in relied or assumption.basis == "broken"
     )
 
 
@@ -241,12 +250,13 @@ def order_audit(
     sequences: Sequences, limits: EngineLimits, proven: EngineLimits, assumptions: tuple[Assumption, ...]
 ) -> IterationAudit:
     """Simulate orders without a count of iterations."""
-    bound = iteration_bound(sequences, proven, kinds=kinds_under(assumptions, proven))
+    kinds = kinds_under(assumptions, proven)
+    bounded, assumptions, bound = _bounded(sequences, proven, assumptions, kinds)
     return IterationAudit(
         counted=None,
         bound=bound,
         limits=proven,
-        sequences=sequences,
+        sequences=bounded,
         assumptions=relied_on(assumptions, bound.certificate.get("kind")),
         simulated=_simulated(sequences, limits, orders_of(sequences)),
     )
