@@ -314,3 +314,9 @@ def _positions(model: str | None) -> int | None:
     from .executor.models.source import positions_of
 
     return positions_of(model)
+
+
+def unknown_lengths(path: PathText) -> InputError:
+    """Return the error of an objective without lengths of the completions."""
+    hint = "Give --lengths, a column of lengths, or an earlier run's completions; or plan the makespan."
+    return InputError("the lengths of its completions are unknown", file=path, hint=hint)

@@ -31,10 +31,12 @@ from .heuristics.simulate import simulate
 from .heuristics.simulator import KEEPS_KV
 from .models.bounds.fleet import fleet_bound
 from .models.bounds.prove import DEFAULT_SECONDS, proven_bound
+from .models.certificates.completions import verify_completions
 from .models.certificates.fleet import verify_fleet_bound
 from .models.certificates.iterations import verify_iteration_seconds, verify_iterations
 from .models.iterations.iteration_minorant import Minorant, dearest_excess
 from .models.iterations.layer_cost import LayerCost
+from .planning.aimed import on_prefix_cache
 from .planning.iterations import iteration_prices
 
 HOLDS_WHEN_FLEETS_EVICT = ("fleet shares", "one request")
@@ -51,7 +53,7 @@ def verify(plan: Plan | IterationPlan | str | os.PathLike[str]) -> Violation | N
         plan = load_plan(plan)
     check_type("plan", plan, Plan, IterationPlan, hint="a Plan, or the path of one")
     if isinstance(plan, IterationPlan):
-        wrong = plan.check() or _unnamed(plan) or _false_bound(plan)
+        wrong = plan.check() or _unnamed(plan) or _false_bound(plan) or _false_aim(plan)
         return wrong or _false_seconds(plan) or _false_prediction(plan)
     broken = plan.shares.check(plan.fleet, plan.groups)
     if broken is not None:
@@ -225,6 +227,10 @@ def _false_bound(plan: IterationPlan) -> Violation | None:
     return wrong
 
 
+def _false_aim(plan: IterationPlan) -> Violation | None:
+    return None if plan.aim is None else verify_completions(plan.sequences(), plan.proven, plan.aim)
+
+
 def _false_seconds(plan: IterationPlan) -> Violation | None:
     least, count = plan.least_seconds, len(plan.shares)
     if least is None:
@@ -264,11 +270,13 @@ def _false_prediction(plan: IterationPlan) -> Violation | None:
             continue
         rows = Sequences(work.input_tokens[share.requests], work.output_tokens[share.requests])
         prices = iteration_prices(plan.rates, plan.profile)
+        goal = None if plan.aim is None else plan.aim.goal.select(share.requests)
         if simulable(rows, share.limits):
             # This simulates single iterations; the search counts them in leaps.
-            found = simulated(rows, share.limits, share.held_back, lag=1, device=prices)
+            found = simulated(rows, share.limits, share.held_back, lag=1, device=prices, goal=goal)
         else:
-            known = predict(rows, share.limits, np.arange(len(rows)), share.held_back, 1, prices)
+            inputs = rows, share.limits, np.arange(len(rows)), share.held_back
+            known = predict(*inputs, lag=1, prices=prices, goal=goal)
             found = known or Predicted(0)
         cached = _on_prefix_cache(plan, share)
         found = found if cached is None or _agree(found, share.predicted) else cached
@@ -286,6 +294,9 @@ def _on_prefix_cache(plan: IterationPlan, share: PlannedShare) -> Predicted | No
     if not len(tree.parent):
         return None
     blocks = BlockTree.of(tree, share.limits.block_tokens)
+    if plan.aim is not None:
+        goal = plan.aim.goal.select(share.requests)
+        return on_prefix_cache(blocks, output, share.limits, np.arange(len(tree)), goal)
     run = TreeEngine(blocks, output, share.limits, range(len(tree))).run()
     seconds = None if plan.rates is None else run.seconds(plan.rates)
     return Predicted(run.iterations, run.preemptions, run.prompt_tokens + run.decodes, seconds)

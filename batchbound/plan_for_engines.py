@@ -19,11 +19,12 @@ from .data.files.sources import opened_once
 from .data.fleet import Replica
 from .data.iteration_plan import IterationPlan
 from .data.iterations import EngineLimits
+from .data.objective import Objective
 from .data.plan import PromptSource, Provenance, relative_path
 from .data.problem import Problem
 from .data.prompts.table import is_prompt_table
 from .data.readers.profile_readers import read_profile
-from .inputs import check_counted
+from .inputs import check_counted, unknown_lengths
 from .integrations.handover import ENGINES, Handover, hand_over, handover_paths, write_handover
 from .listening import note, working
 from .options.option import PathText, takes
@@ -69,6 +70,7 @@ def plan_for_engine(options: PlanOptions) -> EnginePlan:
                 rule=options.dispatch,
                 limits=options.limits,
                 provenance=_provenance(options, read),
+                objective=_aim(options, read),
             )
     except PlanningError:
         raise
@@ -114,6 +116,13 @@ def _read(options: PlanOptions) -> ReadJob:
             what, file=read.source, hint="Cap completions with --longest-completion, or raise it."
         )
     return read
+
+
+def _aim(options: PlanOptions, read: ReadJob) -> Objective | None:
+    aim = options.aim
+    if aim is not None and read.lengths.kind == "cap":
+        raise unknown_lengths(read.source)
+    return aim
 
 
 def _engines(options: PlanOptions, engine: str, read: ReadJob) -> Engines:

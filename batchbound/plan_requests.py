@@ -14,10 +14,11 @@ from .data.files.outputs import can_be_made_again, refuse_outputs
 from .data.files.sources import opened_once
 from .data.fleet import Groups
 from .data.lengths.prediction_error import parse_prediction_error
+from .data.objective import Objective
 from .data.plan import Plan, Provenance
 from .data.problem import Problem
 from .data.workload import LONGEST
-from .inputs import Inputs, provenance_of, read_inputs
+from .inputs import Inputs, provenance_of, read_inputs, unknown_lengths
 from .judging import calibration_of
 from .listening import note, working
 from .models.formulations.full_model import UnsupportedProblemError
@@ -26,6 +27,7 @@ from .options.plan import DEFAULT_OUTPUT, PlanOptions
 from .plan_for_engines import EnginePlan, plan_for_engine
 from .planning.fleet import fleet_of, make_fleet_plan, make_robust_fleet_plan
 from .planning.plan import make_plan
+from .planning.staged import make_aimed_plan
 from .planning.sweep import SweepPoint, slots_to_try, sweep
 from .planning.uncertain import make_robust_plan
 from .solvers.backends.linear import BackendError
@@ -66,7 +68,12 @@ def plan_file(options: PlanOptions) -> Plan:
 
 
 def plan_problem(
-    problem: Problem, *, limits: Limits | None = None, output: PathText | None = None, **more: Any
+    problem: Problem,
+    *,
+    limits: Limits | None = None,
+    output: PathText | None = None,
+    objective: str | None = None,
+    **more: Any,
 ) -> Plan:
     """Plan a problem, or a file of requests.
 
@@ -81,6 +88,8 @@ def plan_problem(
         Stopping criteria of the search, for a problem.
     output
         File of the plan.
+    objective
+        ``makespan`` (default), ``total``, ``first:K`` or ``groups:K``, as of the command.
     more
         Other arguments of :func:`batchbound.make_plan`, for a problem.
 
@@ -91,7 +100,11 @@ def plan_problem(
     """
     check_type("problem", problem, Problem, hint="a Problem, or the path of a file of requests")
     check_type("limits", limits, Limits, type(None), hint="Limits(seconds=...)")
-    plan = make_plan(problem, limits=limits, **more)
+    aim = None if objective is None else Objective.of(objective)
+    if aim is None:
+        plan = make_plan(problem, limits=limits, **more)
+    else:
+        plan = make_aimed_plan(problem, aim, limits=limits, **more)
     if output is not None:
         plan.save(output)
     return plan
@@ -197,6 +210,14 @@ def _planned(options: PlanOptions, inputs: Inputs, provenance: Provenance) -> Pl
             provenance=provenance,
         )
     problem, others, start = inputs.problem, [], None
+    if (aim := options.aim) is not None:
+        if inputs.job.lengths.kind == "cap":
+            raise unknown_lengths(options.workload)
+        try:
+            return make_aimed_plan(problem, aim, limits=limits, provenance=provenance)
+        except ValueError as failure:
+            hint = "Ask for fewer of them."
+            raise InputError(str(failure), where="--objective", hint=hint) from None
     if options.slots == "auto":
         trials = _choose(inputs, limits)
         problem, start = replace(problem, slots=trials[0].slots), trials[0].schedule

@@ -251,7 +251,7 @@ def least_shared_iterations(prompts: tuple[Prompt, ...], work: Sequences, limits
     start: tuple[State, Cached] = (tuple((0, 0) for _ in prompts), frozenset())
     level, seen, count = {start}, {start}, 0
     while not any(state == goal for state, _ in level):
-        after = {found for state in level for found in _shared_successors(state, prompts, work, limits)}
+        after = {found for state in level for found in shared_successors(state, prompts, work, limits)}
         level = after - seen
         assert level, "no schedule exists"
         seen |= level
@@ -259,7 +259,7 @@ def least_shared_iterations(prompts: tuple[Prompt, ...], work: Sequences, limits
     return count
 
 
-def _shared_successors(
+def shared_successors(
     state: tuple[State, Cached], prompts: tuple[Prompt, ...], work: Sequences, limits: EngineLimits
 ) -> Iterator[tuple[State, Cached]]:
     (requests, kept), output = state, work.output.tolist()

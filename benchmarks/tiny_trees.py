@@ -104,14 +104,14 @@ def least_iterations(job: TinyJob) -> int:
     goal = tuple(len(text) for text in job.completions)
     level, seen, count = {(0,) * len(goal)}, {(0,) * len(goal)}, 0
     while goal not in level:
-        level = {after for state in level for after in _successors(job, state, goal)} - seen
+        level = {after for state in level for after in draws_together(job, state, goal)} - seen
         assert level, "no schedule exists"
         seen |= level
         count += 1
     return count
 
 
-def _successors(job: TinyJob, state: tuple[int, ...], goal: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+def draws_together(job: TinyJob, state: tuple[int, ...], goal: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     left = [request for request, drawn in enumerate(state) if drawn < goal[request]]
     for count in range(min(len(left), job.limits.sequences), 0, -1):
         for chosen in combinations(left, count):

@@ -19,6 +19,7 @@ from .files.disk import InputError, read_json_object, write_json
 from .files.kinds import is_of_kind, refuse_other_kinds
 from .files.record import Positive, plain, record, refuse_unknown
 from .iterations import EngineLimits, IterationBound, Predicted, Sequences
+from .objective import Aim
 from .plan import Maker, Plan, Provenance, drop_defaults
 from .prefix_tree import PrefixTree
 from .schedule import Violation
@@ -93,6 +94,8 @@ class IterationPlan:
         Bound in seconds; None without a cost.
     provenance
         Origin of lengths, costs and prompts.
+    aim
+        Objective other than the makespan, with its bound; None for the makespan.
     assumptions
         Assumptions of the bounds, each with its basis, unused ones included.
     remarks
@@ -114,6 +117,7 @@ class IterationPlan:
     profile: LayerProfile | None = None
     least_seconds: SecondsBound | None = None
     provenance: Provenance = field(default_factory=Provenance)
+    aim: Aim | None = None
     assumptions: tuple[Assumption, ...] = ()
     remarks: tuple[str, ...] = ()
 
@@ -128,6 +132,7 @@ class IterationPlan:
         bound = self.least_seconds
         kinds: tuple[object, ...] = (self.bound.certificate.get("kind"),)
         kinds += () if bound is None else (bound.iterations.certificate.get("kind"), "seconds")
+        kinds += () if self.aim is None else self.aim.kinds
         return tuple(map(str, kinds))
 
     def sequences(self) -> Sequences:
@@ -188,11 +193,24 @@ class IterationPlan:
         return gap_above(self.seconds, None if self.least_seconds is None else self.least_seconds.seconds)
 
     @property
+    def value(self) -> int | None:
+        """Predicted value of the aim in iterations; None without an aim or a simulation."""
+        predicted = self.shares[0].predicted
+        return None if self.aim is None or predicted is None else predicted.value
+
+    @property
+    def aim_gap(self) -> float | None:
+        """Gap of that value to its bound, as a fraction."""
+        return None if self.aim is None else gap_above(self.value, self.aim.bound.value)
+
+    @property
     def proven_optimal(self) -> bool:
         """True if the order is proven optimal.
 
-        It is optimal in seconds if there is a cost, else in iterations.
+        It is optimal for its aim if there is one, in seconds if there is a cost, else in iterations.
         """
+        if self.aim is not None:
+            return self.value is not None and self.value <= self.aim.bound.value
         if self.least_seconds is not None:
             return self.seconds is not None and self.seconds <= self.least_seconds.seconds * (
                 1 + PROVEN_WITHIN
@@ -226,7 +244,22 @@ class IterationPlan:
         if self.iterations is not None and self.iterations < self.bound.iterations:
             what = f"{self.iterations} are predicted, below the bound of {self.bound.iterations}"
             return Violation("iterations", what)
-        return self._check_seconds()
+        return self._check_aim() or self._check_seconds()
+
+    def _check_aim(self) -> Violation | None:
+        if self.aim is None:
+            return None
+        goal, value, bound = self.aim.goal, self.value, self.aim.bound.value
+        if len(self.shares) > 1:
+            return Violation("objective", f"{goal.objective} is of one engine, and there are several")
+        items = len(self.workload) if goal.item is None else len(np.unique(goal.item))
+        if goal.item is not None and len(goal.item) != len(self.workload):
+            return Violation("objective", "it does not say the request of each completion")
+        if (goal.objective.count or 1) > items:
+            return Violation("objective", f"there are {items} {goal.objective.items} in all")
+        if value is not None and value < bound:
+            return Violation("objective", f"{value} is predicted, below the bound of {bound}")
+        return None
 
     def _check_seconds(self) -> Violation | None:
         if self.rates is not None and self.profile is not None:

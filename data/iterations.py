@@ -167,12 +167,14 @@ class Predicted:
     preemptions: Preemptions for lack of KV cache.
     tokens: Computed tokens, including those computed again.
     seconds: Seconds until the last token; None without costs.
+    value: Value of the objective in iterations; None for the makespan.
     """
 
     iterations: Count
     preemptions: Count = 0
     tokens: Count = 0
     seconds: float | None = None
+    value: Count | None = None
 
     @property
     def work(self) -> float:

@@ -26,6 +26,7 @@ from .files.record import plain, record, refuse_unknown
 from .files.shown import Shown
 from .files.sources import first_bytes, is_url
 from .fleet import Fleet, FleetSchedule, Groups
+from .objective import Goal
 from .problem import Problem
 from .prompts.columns import PromptColumns, is_header
 from .schedule import Schedule
@@ -200,6 +201,8 @@ class Plan(Shown):
         Execution configuration to run instead of the schedule; None follows the schedule.
     followed
         Policy to run instead of the schedule, because it takes less; None follows the schedule.
+    goal
+        Objective of the schedule of one replica other than the makespan, whose bound the plan keeps.
     """
 
     JSON_HEADER: ClassVar = ("batchbound_plan", 3)
@@ -216,6 +219,7 @@ class Plan(Shown):
     expected: Expectation | None = None
     configuration: PlannedConfiguration | None = None
     followed: FollowedPolicy | None = None
+    goal: Goal | None = None
 
     @classmethod
     def of(cls, problem: Problem, schedule: Schedule, bound: Bound | None, maker: Maker, **more: Any) -> Plan:
@@ -256,6 +260,11 @@ class Plan(Shown):
     def seconds(self) -> float:
         """Predicted seconds of the policy or schedule that a run follows."""
         return self.makespan if self.followed is None else self.followed.seconds
+
+    @property
+    def value(self) -> float | None:
+        """Seconds of the goal by the cost model; None for the makespan."""
+        return None if self.goal is None else self.goal.value(self.schedule.finishes(self.problem))
 
     @property
     def claim(self) -> Bound | None:
@@ -374,8 +383,9 @@ class Plan(Shown):
         """Return plain JSON values, without columns of defaults."""
         value: dict[str, Any] = plain(self)
         drop_defaults(value["fleet"]["workload"], value["maker"])
-        if self.followed is None:
-            del value["followed"]
+        for name in ("followed", "goal"):
+            if value[name] is None:
+                del value[name]
         for replica in value["fleet"]["replicas"]:
             if not replica["memory_divided"]:
                 del replica["memory_divided"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Annotated, Any, Literal
 
+from ..data.files.errors import InputError
+from ..data.objective import MAKESPAN, Objective
 from ..heuristics.dispatch import RULES as DISPATCH_RULES
 from ..integrations.handover import ENGINES
 from ..solvers.result import Limits
@@ -60,6 +62,35 @@ class FleetOptions(Options):
         " possible (default any)",
         needs=("replicas", "sweep"),
     )
+
+
+def _objective(text: str) -> str:
+    Objective.of(text)
+    return text
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveOptions(Options):
+    """What the plan minimizes."""
+
+    TITLE = "objective"
+
+    objective: str = everyday(
+        MAKESPAN,
+        "what to minimize: makespan (default), total (the sum of completion times), first:K or groups:K (the"
+        " time at which K requests, or K groups of a table, are complete)",
+        metavar="makespan|total|first:K|groups:K",
+        parse=_objective,
+        excludes=("replicas", "sweep", "length_error"),
+    )
+
+    @property
+    def aim(self) -> Objective | None:
+        """The objective; None for the makespan."""
+        try:
+            return Objective.of(self.objective)
+        except ValueError as error:
+            raise InputError(str(error), where="objective", hint="Choose one of them.") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +204,10 @@ def _ignores(limit: str, options: Any) -> bool:
     return options.engine is None and (limit not in heeded if limit == "threads" else not heeded)
 
 
+def _prices_iterations(options: Any) -> bool:
+    return options.engine is not None and options.cost not in (None, "paper")
+
+
 def _is_auto(options: Any) -> bool:
     return bool(options.slots == "auto")
 
@@ -190,7 +225,15 @@ _ON_ENGINE = {
 
 
 @dataclass(frozen=True)
-class PlanOptions(LimitOptions, UncertainOptions, FleetOptions, SolverOptions, DeviceOptions, MixingOptions):
+class PlanOptions(
+    LimitOptions,
+    UncertainOptions,
+    FleetOptions,
+    ObjectiveOptions,
+    SolverOptions,
+    DeviceOptions,
+    MixingOptions,
+):
     """Requests, the limits of their engines, and the file of their plan."""
 
     TITLE = ABOUT = ""
@@ -203,6 +246,13 @@ class PlanOptions(LimitOptions, UncertainOptions, FleetOptions, SolverOptions, D
         Rule(("solver",), excludes=("sweep", "replicas")),
         Rule(("slots auto",), when=lambda options: options.sweep is not None, where="with --sweep"),
         Rule(("slots auto",), when=lambda options: options.replicas, where="with --replicas"),
+        Rule(("slots auto",), when=lambda options: options.aim, where="with --objective"),
+        Rule(("solver", "params"), when=lambda options: options.aim, where="with --objective {objective}"),
+        Rule(
+            ("objective",),
+            when=_prices_iterations,
+            where="with --for {engine} and --cost: it counts iterations",
+        ),
         Rule(("work",), when=_is_auto, where="with --slots auto", hint="Give --time-limit instead."),
         Rule(("threads",), when=lambda options: _ignores("threads", options), where=_ON_SOLVER),
         Rule(

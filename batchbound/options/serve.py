@@ -7,7 +7,7 @@ from functools import partial
 from typing import Annotated, Any
 
 from ..heuristics.serving.econoserve.sizes import EconoServeSizes
-from ..heuristics.serving.registry import SERVING_POLICIES
+from ..heuristics.serving.registry import ORDERED, SERVING_POLICIES
 from .option import Option, Options, PathText, Rule, everyday, option
 from .values import AtLeastZero, File, LogDeviation, Positive, Seed, TokenCount
 
@@ -16,7 +16,7 @@ TWO_DEVICES = "distserve"
 
 _PIPELINED = frozenset({"econoserve", "pipelined"})
 _ECONOSERVE = _PIPELINED | {"econoserve-d", "econoserve-sd", "econoserve-sdo"}
-_PREDICTING = _ECONOSERVE | {"srtf", "multires", "sync-coupled"}
+_PREDICTING = _ECONOSERVE | {"srtf", "multires", "sync-coupled"} | ORDERED
 _MAX_ALLOCATION = frozenset({"orca", "srtf", "fastserve"})
 
 _HEEDED_BY = {
@@ -26,7 +26,7 @@ _HEEDED_BY = {
     "longest": _MAX_ALLOCATION,
     "forward_size": frozenset(SERVING_POLICIES) - _MAX_ALLOCATION - {"vllm"},
     "length_error": _PREDICTING,
-    "swap": _PREDICTING | {"fastserve", "vllm", TWO_DEVICES},
+    "swap": _PREDICTING - ORDERED | {"fastserve", "vllm", TWO_DEVICES},
     "transfer": frozenset({TWO_DEVICES}),
 }
 """Options that only some policies heed, and those policies."""

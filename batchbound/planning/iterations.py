@@ -17,6 +17,7 @@ from ..data.costs.layer_profile import LayerProfile
 from ..data.fleet import Fleet, Groups, Replica
 from ..data.iteration_plan import IterationPlan, PlannedShare, SecondsBound
 from ..data.iterations import UNLIMITED, EngineLimits, Predicted, Sequences
+from ..data.objective import Aim, Goal, Objective
 from ..data.plan import Maker, Provenance
 from ..data.prefix_tree import PrefixTree
 from ..heuristics.dispatch import RULES, dispatch
@@ -27,6 +28,7 @@ from ..heuristics.iterations.seconds_audit import needed_work
 from ..heuristics.prefixes.choice import Scenario, possible_rates
 from ..heuristics.serving.in_flight import in_flight_of
 from ..heuristics.serving.release import fits, predict
+from ..models.bounds.completions import completion_bound
 from ..models.bounds.iterations import KINDS, iteration_bound, without
 from ..models.iterations.iteration_minorant import Minorant, Work, best_minorant
 from ..models.iterations.layer_cost import LayerCost
@@ -117,6 +119,7 @@ def make_iteration_plan(
     rule: str | None = None,
     limits: Limits | None = None,
     provenance: Provenance | None = None,
+    objective: Objective | None = None,
 ) -> IterationPlan:
     """Plan a job for engines that mix prompts with generated tokens.
 
@@ -139,12 +142,14 @@ def make_iteration_plan(
         Stopping criteria; ``DEFAULT_SECONDS`` by default.
     provenance
         Sources of the numbers, for the plan's record.
+    objective
+        Objective of one engine without costs; None for the makespan.
 
     Raises
     ------
     ValueError
-        If a request needs more KV cache than its engine has, or no affine function lies under the
-        profile's costs.
+        If a request needs more KV cache than its engine has, no affine function lies under the profile's
+        costs, or the objective is never reached or of several engines.
     PlanningError
         If the plan contradicts itself.
     """
@@ -160,6 +165,7 @@ def make_iteration_plan(
     # One engine may evict although the engines together have room.
     roomy = not any(map(least.may_run_short, set(engines.limits)))
     bound = iteration_bound(least, proven, kinds=KINDS if roomy else without("packing"))
+    aim = None if objective is None else _aim(job, engines, objective, proven)
     seconds = _least_seconds(job, engines)
     end = math.inf if limits.seconds is None else begun + _SHARING * limits.seconds
     replica_of = _shared_out(job, engines, groups, rule, seconds, end)
@@ -172,7 +178,7 @@ def make_iteration_plan(
     for k, each in enumerate(engines.limits):
         budget = _part(limits, begun, k, len(engines.limits))
         members = np.flatnonzero(replica_of == k)
-        share, stopped_by = _share(job, members, each, engines, (budget, bound.iterations))
+        share, stopped_by = _share(job, members, each, engines, (budget, bound.iterations), aim)
         shares.append(share)
         stopped = stopped if stopped_by == StoppedBy.PROOF else stopped_by
     plan = IterationPlan(
@@ -195,6 +201,7 @@ def make_iteration_plan(
         profile=engines.profile,
         least_seconds=seconds,
         provenance=provenance or Provenance(),
+        aim=aim,
         assumptions=stated_limits(proven, *job.assumptions, *_about_lengths(provenance)),
         remarks=(*(() if job.counted else (UNCOUNTED,)), *((ROOMY,) if proven.kv_tokens is None else ())),
     )
@@ -205,6 +212,15 @@ def make_iteration_plan(
     if violation is not None:
         raise PlanningError(f"the plan contradicts itself: {violation}")
     return plan
+
+
+def _aim(job: MixedJob, engines: Engines, objective: Objective, proven: EngineLimits) -> Aim:
+    if len(engines.limits) > 1:
+        raise ValueError(f"the objective {objective} is of one engine, and there are {len(engines.limits)}")
+    if engines.rates is not None or engines.profile is not None:
+        raise ValueError(f"the objective {objective} counts iterations, and there is a cost in seconds")
+    goal = Goal.of(objective, job.requests(), job.workload.group)
+    return Aim(goal, completion_bound(job.least(proven), proven, goal))
 
 
 def _part(limits: Limits, begun: float, engine: int, engines: int) -> Limits:
@@ -222,6 +238,7 @@ def _share(
     limits: EngineLimits,
     engines: Engines,
     until: tuple[Limits, int],
+    aim: Aim | None,
 ) -> tuple[PlannedShare, StoppedBy]:
     if not members.size:
         nothing = Predicted(0, seconds=None if engines.prices() is None else 0.0)
@@ -229,11 +246,14 @@ def _share(
             StoppedBy.PROOF
         )
     rows, requests = job.rows(members), job.requests()[members]
-    if rows.tree is not None and engines.profile is None and share_between(rows.tree, requests):
+    goal = None
+    if aim is not None:
+        goal, until = aim.goal, (until[0], aim.bound.value)
+    elif rows.tree is not None and engines.profile is None and share_between(rows.tree, requests):
         by = engines.rates, job.exact, *until
         return _share_by_tree((members, requests), rows, rows.tree, limits, by)
     work = Releasable.of_rows(rows, requests, exact=job.exact)
-    found = search_release(work, limits, engines.prices(), *until)
+    found = search_release(work, limits, engines.prices(), *until, goal)
     flying = in_flight_of(limits.sequences) if found.held_back is None else found.held_back
     order = members[work.expanded(found.release.order)]
     share = PlannedShare(limits, order, found.release.name, flying, found.release.predicted)

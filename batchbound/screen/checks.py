@@ -64,11 +64,16 @@ def _claims(plan: Plan | IterationPlan) -> dict[str, object]:
         assert plan.claim is not None
         claims: dict[str, object] = {"bound_source": plan.claim.source, "makespan_s": plan.seconds}
         claims |= {"bound_s": plan.claim.seconds, "gap": plan.gap}
+        if plan.goal is not None:
+            claims |= {"objective": str(plan.goal.objective), "value_s": plan.value}
         claims |= {} if plan.bound_of is None else {"bound_of": plan.bound_of}
         condition = plan.provenance.condition
         return claims | ({"bound_if": condition} if condition else {})
     claims = {"iterations": plan.iterations, "gap": plan.gap, "bound_iterations": plan.bound.iterations}
     claims["bound_source"] = plan.bound.source
+    if plan.aim is not None:
+        claims |= {"objective": str(plan.aim.goal.objective), "value": plan.value}
+        claims |= {"bound_value": plan.aim.bound.value, "value_gap": plan.aim_gap}
     claims["assumptions"] = [asdict(assumption) for assumption in plan.relied_on]
     if plan.least_seconds is not None:
         claims |= {"makespan_s": plan.seconds, "bound_s": plan.least_seconds.seconds}
@@ -78,6 +83,8 @@ def _claims(plan: Plan | IterationPlan) -> dict[str, object]:
 
 def _show_plan(plan: Plan, *, from_prompts: bool) -> None:
     bound, condition, followed = plan.claim, plan.provenance.condition, plan.followed
+    if plan.goal is not None:
+        say(f"{plan.goal.objective.title}: {plan.value:.6f} s, and no bound of it is known")
     assert bound is not None
     if plan.repeats:
         say(plan.repeats)
@@ -116,6 +123,12 @@ def _show_iterations(plan: IterationPlan, *, from_prompts: bool) -> None:
     say(f"no order takes less than {plan.bound.iterations:,} iterations: {plan.bound.source}{of_tree}")
     if plan.gap is not None:
         say(f"gap {plan.gap:.4%}")
+    if plan.aim is not None:
+        value = "unknown" if plan.value is None else f"{plan.value:,} iterations"
+        title, bound = plan.aim.goal.objective.title, plan.aim.bound
+        say(f"{title}: {value}; no order takes less than {bound.value:,}: {bound.source}")
+    if plan.aim_gap is not None:
+        say(f"gap {plan.aim_gap:.4%}")
     if plan.least_seconds is not None:
         least = f"{plan.least_seconds.seconds:.6f} s"
         say(f"no order takes less than {least} at the plan's prices of an iteration")

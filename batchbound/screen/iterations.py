@@ -58,6 +58,7 @@ def iteration_summary(plan: IterationPlan) -> dict[str, object]:
         "makespan_s": plan.seconds,
         "bound_s": None if least is None else least.seconds,
         "seconds_gap": plan.seconds_gap,
+        **_aimed(plan),
         "orders": [share.order for share in plan.shares],
         "in_flight": [share.in_flight for share in plan.shares],
         "predicted_iterations": [None if one is None else one.iterations for one in each],
@@ -69,10 +70,24 @@ def iteration_summary(plan: IterationPlan) -> dict[str, object]:
     }
 
 
+def _aimed(plan: IterationPlan) -> dict[str, object]:
+    """Return the summary of a plan's aim, in iterations."""
+    if plan.aim is None:
+        return {}
+    bound = plan.aim.bound
+    return {
+        "objective": str(plan.aim.goal.objective),
+        "value": plan.value,
+        "bound_value": bound.value,
+        "value_source": bound.source,
+        "value_gap": plan.aim_gap,
+    }
+
+
 def show_iterations(summary: Mapping[str, object]) -> None:
     """Print the table of :func:`iteration_summary`."""
     taken = summary["iterations"]
-    rows = {
+    rows = _aim_rows(summary) | {
         "predicted iterations": "unknown: the job is too large to simulate"
         if taken is None
         else f"{taken:,}",
@@ -95,6 +110,17 @@ def show_iterations(summary: Mapping[str, object]) -> None:
     for k, (order, flying, iterations, put_back) in enumerate(zip(*columns, strict=True)):
         expected = "" if iterations is None else f", {iterations:,} iterations, {put_back:,} preemptions"
         say(f"  replica {k}: {order}; {flying:,} completions in flight{expected}")
+
+
+def _aim_rows(summary: Mapping[str, object]) -> dict[str, str | None]:
+    if "objective" not in summary:
+        return {}
+    value, source = summary["value"], summary["value_source"]
+    return {
+        f"predicted {summary['objective']}": "unknown" if value is None else f"{value:,} iterations",
+        f"least {summary['objective']}": f"{summary['bound_value']:,}, by {source}",
+        f"gap of {summary['objective']}": _share(summary["value_gap"]),
+    }
 
 
 def _status(summary: Mapping[str, object]) -> str:

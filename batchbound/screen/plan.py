@@ -23,6 +23,9 @@ _LABELS = {
     "requests": "requests",
     "replicas": "replicas",
     "slots": "slots",
+    "objective": "objective",
+    "value_s": "its prediction",
+    "value_bound": "its bound",
     "makespan_s": "predicted makespan",
     "run_s": "with batch changes",
     "padded_s": "and padded rows",
@@ -69,7 +72,7 @@ _OF_LENGTHS = (
 
 _OF_COSTS = (
     *("run_s", "padded_s", "makespan_s", "expected_s", "expected_interval_s", "schedule_s", "bound_s"),
-    *("device_hours", "money", "output_tokens_per_s"),
+    *("device_hours", "money", "output_tokens_per_s", "value_s"),
 )
 """Keys of a summary that need measured costs."""
 
@@ -129,6 +132,7 @@ def plan_summary(plan: Plan, seconds: float) -> dict[str, object]:
         "expected_s": None if expected is None else expected.mean,
         "expected_interval_s": None if expected is None else [expected.low, expected.high],
         "follows": None if expected is None else expected.what(),
+        **({} if plan.goal is None else _aimed(plan)),
         **({} if several or plan.followed else _overheads(plan)),
         **_followed(plan),
         "makespan_s": plan.seconds,
@@ -146,6 +150,12 @@ def plan_summary(plan: Plan, seconds: float) -> dict[str, object]:
         "lengths_sampled": plan.provenance.lengths.get("sampled"),
         "seconds": seconds,
     }
+
+
+def _aimed(plan: Plan) -> dict[str, object]:
+    assert plan.goal is not None
+    unknown = "no bound: the seconds of a step depend on its batch"
+    return {"objective": str(plan.goal.objective), "value_s": plan.value, "value_bound": unknown}
 
 
 def _followed(plan: Plan) -> dict[str, object]:
@@ -187,6 +197,9 @@ def show_summary(summary: Mapping[str, object], *, as_json: bool, title: str = "
     left_out = {*(_OF_LENGTHS if summary.get("lengths") == "cap" else ())}
     if summary.get("cost") == ASSUMED:
         left_out |= {*_OF_COSTS}
+    if "objective" in summary:
+        # The bound is one of the makespan.
+        left_out |= {"bound_s", "bound_of", "bound_source", "gap", "status"}
     labels = {**_LABELS, "makespan_s": "at most"} if summary.get("lengths") == "cap" else _LABELS
     if summary.get("bound_if") == AS_EXPECTED:
         labels = {**_LABELS, "bound_s": "bound, if they hold"}

@@ -87,6 +87,8 @@ class LeapingEngine:
         self._partial_held = 0
         self._done = self._t = 0
         self.preemptions = self.tokens = 0
+        self.ended = [0] * len(prompt)
+        """Iterations up to the end of each sequence, in order of admission."""
         self._priced = False
         self._leaps: list[tuple[int, int, int]] = []
         self._mixed: list[tuple[int, int, list[tuple[int, int]], int]] = []
@@ -98,6 +100,8 @@ class LeapingEngine:
         while self._done < len(self._prompt):
             self._waiting += self._client.arrivals(finished)
             finished = self._iterate()
+            for request in finished:
+                self.ended[request] = self._t
         return Predicted(self._t, self.preemptions, self.tokens, self._seconds(prices))
 
     def _iterate(self) -> list[int]:

@@ -13,6 +13,7 @@ from .econoserve.sizes import EconoServeSizes
 from .max_allocation import FastServe, Orca, ShortestRemaining
 from .pipelined import Pipelined
 from .policy import ServingPolicy
+from .published import PUBLISHED, Queued, Rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,14 @@ def _econoserve(options: ServingOptions, **parts: bool) -> ServingPolicy:
     return EconoServe(options.at_forward_size, **parts)
 
 
+ORDERED = frozenset({"shortest-first", "longest-first", "smallest-area-first", "sorted-f", "paired"})
+"""Policies that sort vLLM's queue by lengths."""
+
+
+def _queued(options: ServingOptions, rule: Rule) -> ServingPolicy:
+    return Queued(options.forward_size, min(256, options.forward_size), rule)
+
+
 SERVING_POLICIES: Mapping[str, Callable[[ServingOptions], ServingPolicy]] = {
     "orca": lambda options: Orca(options.longest, options.orca_batch),
     "srtf": lambda options: ShortestRemaining(options.longest),
@@ -54,9 +63,10 @@ SERVING_POLICIES: Mapping[str, Callable[[ServingOptions], ServingPolicy]] = {
     "econoserve-sdo": partial(_econoserve, lending=False),
     "econoserve": _econoserve,
     "pipelined": lambda options: Pipelined(options.at_forward_size),
+    **{name: partial(_queued, rule=PUBLISHED[name]) for name in sorted(ORDERED)},
 }
 
-BLOCK_ALLOCATION = frozenset({"vllm", "vllm-v1", "sarathi", "pipelined"})
+BLOCK_ALLOCATION = frozenset({"vllm", "vllm-v1", "sarathi", "pipelined"}) | ORDERED
 """Policies that take blocks one at a time."""
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ...data.arrays import IntArray
 from ...data.iterations import EngineLimits, Predicted, Sequences
+from ...data.objective import Goal
 from ...data.workload import Workload
 from .chunked_prefill import ChunkedPrefill
 from .device import DeviceBatch, ServingDevice
@@ -60,6 +61,7 @@ def predict(
     lag: int = 0,
     prices: IterationPrices | None = None,
     sent: SentTogether | None = None,
+    goal: Goal | None = None,
 ) -> Predicted | None:
     """Predict an engine's iterations for an order.
 
@@ -72,16 +74,23 @@ def predict(
     lag: Iterations between the end of one sequence and the arrival of the next.
     prices: Seconds of iterations; None predicts none.
     sent: Requests of several sequences, in that order; None if each sequence is a request of its own.
+    goal: Objective other than the makespan; its value is predicted of jobs within these limits alone.
     """
     order = np.asarray(order, dtype=np.int64)
     if not fits(sequences, limits):
         return None
     if not _countable(sequences, limits):
-        if sequences.may_run_short(limits):
+        if sequences.may_run_short(limits) or goal is not None:
             return None
         return Predicted(_slots_only(sequences, limits, order, in_flight, lag))
     prompt, output = sequences.prompt[order].tolist(), sequences.output[order].tolist()
-    return LeapingEngine(prompt, output, limits, in_flight, lag, sent).run(prices)
+    engine = LeapingEngine(prompt, output, limits, in_flight, lag, sent)
+    predicted = engine.run(prices)
+    if goal is None:
+        return predicted
+    ended = np.empty(len(order), dtype=np.int64)
+    ended[order] = engine.ended
+    return replace(predicted, value=int(goal.value(ended)))
 
 
 def simulated(
@@ -90,10 +99,12 @@ def simulated(
     in_flight: int | None = None,
     lag: int = 0,
     device: ServingDevice | None = None,
+    goal: Goal | None = None,
 ) -> Predicted:
     """Simulate sequences in their order, with a referee.
 
     device: Seconds of each iteration; None predicts none.
+    goal: Objective other than the makespan, for iterations without seconds.
 
     Raises ServingError if a sequence alone exceeds the KV capacity.
     """
@@ -103,7 +114,9 @@ def simulated(
     run = serve_on_device(work, client, _OneSecond() if device is None else device, ledger)
     tokens = int(run.decodes.sum() + run.prompt_tokens.sum())
     seconds = None if device is None else float(run.finished.max())
-    return Predicted(len(run.start), policy.preemptions, tokens, seconds)
+    # Iterations of one second each.
+    value = None if goal is None else round(goal.value(run.finished))
+    return Predicted(len(run.start), policy.preemptions, tokens, seconds, value)
 
 
 def engine_of(work: Workload, limits: EngineLimits) -> tuple[ChunkedPrefill, KvLedger]:

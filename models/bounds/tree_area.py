@@ -67,13 +67,23 @@ def tree_area(tree: PrefixTree, output: IntArray, limits: EngineLimits, drawn_be
 
 def _own_blocks(tree: PrefixTree, output: IntArray, size: int, drawn_before: int) -> IntArray:
     """Return the blocks after each request's last node, summed over its draws."""
+    first, skipped, held = own_blocks(tree, size)
+    # Equal prompts are one text until they hold a drawn token.
+    begin = first + np.where(skipped, 0, drawn_before)
+    drawn = drawn_blocks(begin, output - skipped + np.where(skipped, drawn_before, 0), size)
+    return np.where(held, drawn, 0)
+
+
+def own_blocks(tree: PrefixTree, size: int) -> tuple[IntArray, IntArray, npt.NDArray[np.bool_]]:
+    """Return how each request holds blocks of its own, three columns of shape (requests,).
+
+    The columns are the tokens after its last node at its first draw that holds any; the draws before that
+    one, 1 for equal prompts; and False for a prompt that another one continues.
+    """
     prompt = tree.prompt_tokens
     equal, continued = _alike(tree, prompt)
     own = prompt - np.append(tree.through // size * size, 0)[tree.leaf]
-    drawn = drawn_blocks(own + drawn_before, output, size)
-    # Equal prompts are one text until they hold a drawn token.
-    apart = drawn_blocks(prompt % size + 1, output - 1 + drawn_before, size)
-    return np.where(continued, 0, np.where(equal, apart, drawn))
+    return np.where(equal, prompt % size + 1, own), equal.astype(np.int64), ~continued
 
 
 def _alike(tree: PrefixTree, prompt: IntArray) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:

@@ -150,6 +150,21 @@ class Beginnings:
 
     def _held_alone(self, draws: list[int], size: int, before: int) -> list[int]:
         """Return the blocks of each request that no other can hold, over its draws."""
+        held = list[int]()
+        for (first, skipped), drawn in zip(self.held_from(size), draws, strict=True):
+            if first is None:
+                held.append(0)
+            elif skipped:
+                held.append(blocks_drawn(first, drawn - 1 + before, size))
+            else:
+                held.append(blocks_drawn(first + before, drawn, size))
+        return held
+
+    def held_from(self, size: int) -> list[tuple[int | None, int]]:
+        """Return the tokens that each request alone holds at a draw, and the draws before that one.
+
+        Tokens count from the last shared block on; None for a request that may hold nothing for itself.
+        """
         lengths, through = self.lengths(), [*self.through(), 0]
         twin_of, continued, twins = dict[int, int](), set[int](), set[int]()
         for request in self._begun_first():
@@ -160,15 +175,15 @@ class Beginnings:
                 twins.add(twin_of[begun])
             elif begun >= 0:
                 continued.add(twin_of[begun])
-        held = list[int]()
+        held = list[tuple[int | None, int]]()
         for request, leaf in enumerate(self.leaf):
             if twin_of[request] in continued:
-                held.append(0)
+                held.append((None, 0))
             elif twin_of[request] in twins:
-                held.append(blocks_drawn(lengths[request] % size + 1, draws[request] - 1 + before, size))
+                # Equal prompts are one text until they hold a drawn token.
+                held.append((lengths[request] % size + 1, 1))
             else:
-                whole = through[leaf] // size * size
-                held.append(blocks_drawn(lengths[request] - whole + before, draws[request], size))
+                held.append((lengths[request] - through[leaf] // size * size, 0))
         return held
 
     def _begun_first(self) -> list[int]:
