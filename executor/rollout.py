@@ -49,7 +49,7 @@ class Rollout(TypedDict):
 _OF_TRAINER = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Settings with equal names in TRL and :class:`~.sampling.Sampling`."""
 
-_OTHER_NAMES = {"stop_strings": "stop", "max_new_tokens": None, "min_new_tokens": "min_tokens"}
+_OTHER_NAMES = {"stop_strings": "stop", "max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 """transformers' generation settings with other names here."""
 
 
@@ -207,7 +207,7 @@ class _Rollouts:
         del how["until"]
         # The trainer owns templates, tools and environments, so it also makes the prompts.
         drawn = self.engine.converse(tools.next_turn, tools.prompts, max_tokens=settings.max_tokens, **how)
-        completions = self._taken(prompts, drawn, [])
+        completions = self._taken(prompts, drawn, range(len(prompts)))
         self._saw(prompts, completions, settings, trainer)
         ids, values = tools.take_over([completions[at] for at in range(len(prompts))])
         return Rollout(**{**_columns(completions), "completion_ids": ids, "logprobs": values})
@@ -218,17 +218,17 @@ class _Rollouts:
         room: Most tokens of each; by default those of the settings.
         """
         settings, how = self._settings(prompts, trainer)
-        more = _further(prompts, self.oversample)
+        places = [*range(len(prompts)), *_further(prompts, self.oversample)]
         if how["expected_tokens"] is not None:
-            how["expected_tokens"] = [*how["expected_tokens"], *(how["expected_tokens"][at] for at in more)]
-        drawn = [*prompts, *(prompts[at] for at in more)]
-        most = settings.max_tokens if room is None else [*room, *(room[at] for at in more)]
-        calls = self.engine.generate(drawn, max_tokens=most, chat_options=settings.chat_options, **how)
-        completions = self._taken(prompts, calls, more)
+            how["expected_tokens"] = [how["expected_tokens"][at] for at in places]
+        how["max_tokens"] = settings.max_tokens if room is None else [room[at] for at in places]
+        drawn = [prompts[at] for at in places]
+        calls = self.engine.generate(drawn, chat_options=settings.chat_options, **how)
+        completions = self._taken(prompts, calls, places)
         self._saw(prompts, completions, settings, trainer)
         if self.how["until"] is None:
             return _columns(completions)
-        return _with_cut(completions, [] if more else self.engine.unfinished)
+        return _with_cut(completions, self.engine.unfinished)
 
     def _settings(self, prompts: Sequence[Prompt], trainer: object) -> tuple[RolloutSettings, dict[str, Any]]:
         self.files.begin()
@@ -239,7 +239,8 @@ class _Rollouts:
             expected: Sequence[int] | None = self.expected_tokens(prompts)
         else:
             expected = self.files.expected(prompts, settings.max_tokens)
-        return settings, {**self.how, "sampling": settings.with_seed(seed), "expected_tokens": expected}
+        sampling = replace(settings.sampling, seed=seed)
+        return settings, {**self.how, "sampling": sampling, "expected_tokens": expected}
 
     def _saw(
         self,
@@ -253,28 +254,27 @@ class _Rollouts:
         _report_step(trainer, self.engine, len(in_order))
 
     def _taken(
-        self, prompts: Sequence[Prompt], drawn: Iterator[Completion], more: Sequence[int]
+        self, prompts: Sequence[Prompt], drawn: Iterator[Completion], places: Sequence[int]
     ) -> dict[int, Completion]:
         """Return the completions of each prompt by position, as many as were asked for.
 
         With further samples these are the first to end; the call then ends early.
         """
-        places: defaultdict[str, list[int]] = defaultdict(list)
-        for at in reversed(range(len(prompts) if more else 0)):
-            places[prompt_key(prompts[at])].append(at)
+        keys = [prompt_key(prompt) for prompt in prompts] if len(places) > len(prompts) else []
+        free: defaultdict[str, list[int]] = defaultdict(list)
+        for at in reversed(range(len(keys))):
+            free[keys[at]].append(at)
         done: dict[int, Completion] = {}
         for completion in drawn:
-            at = completion.index
-            if more:
-                prompt = prompts[at] if at < len(prompts) else prompts[more[at - len(prompts)]]
-                own = places[prompt_key(prompt)]
-                if not own:
+            at = places[completion.index]
+            if keys:
+                if not free[keys[at]]:
                     continue
-                at = own.pop()
+                at = free[keys[at]].pop()
             done[at] = replace(completion, index=at)
             if self.on_completion is not None:
                 self.on_completion(done[at])
-            if more and len(done) == len(prompts):
+            if keys and len(done) == len(prompts):
                 break
         drawn.close()  # type: ignore[attr-defined]
         return done
@@ -340,31 +340,21 @@ class RolloutSettings:
     step: int = 0
 
     @classmethod
-    def of(cls, trainer: object, max_tokens: int | None, given: Mapping[str, Any]) -> RolloutSettings:
+    def of(cls, trainer: object, max_tokens: int | None, stated: Mapping[str, Any]) -> RolloutSettings:
         """Read a trainer's settings; refuse values that contradict them."""
         args = getattr(trainer, "args", None)
-        if args is None:
-            sampling = Sampling(**{"temperature": 1.0, **given})
-            refuse_unused(given, [sampling])
-            return cls(sampling, DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens, {})
-        theirs = _trainers_settings(args)
-        longest = theirs.pop("max_tokens")
-        for name, value in given.items():
-            if (
-                name in theirs
-                and name != "seed"
-                and Sampling(**{name: theirs[name]}) != Sampling(**{name: value})
-            ):
-                raise ValueError(
-                    f"{name} is {value} here and {theirs[name]} in the trainer: set it there only"
-                )
+        theirs, longest = ({}, None) if args is None else _trainers_settings(args)
+        for name, value in stated.items():
+            own = theirs.get(name, value)
+            if name != "seed" and Sampling(**{name: own}) != Sampling(**{name: value}):
+                raise ValueError(f"{name} is {value} here and {own} in the trainer: set it there only")
         if max_tokens is not None and longest is not None and max_tokens != longest:
             raise ValueError(
                 f"max_tokens is {max_tokens} here and max_completion_length {longest} in the trainer"
             )
+        sampling = Sampling(**{**({"temperature": 1.0} if args is None else {}), **theirs, **stated})
+        refuse_unused(stated, [sampling])
         most = max_tokens if longest is None else longest
-        sampling = Sampling(**{**theirs, **given})
-        refuse_unused(given, [sampling])
         return cls(
             sampling,
             DEFAULT_MAX_TOKENS if most is None else most,
@@ -373,27 +363,21 @@ class RolloutSettings:
             int(getattr(getattr(trainer, "state", None), "global_step", 0)),
         )
 
-    def with_seed(self, seed: int) -> Sampling:
-        """Return a copy of the sampling with another seed."""
-        values = {each.name: getattr(self.sampling, each.name) for each in fields(Sampling)}
-        return Sampling(**{**values, "seed": seed})
 
-
-def _trainers_settings(args: Any) -> dict[str, Any]:
-    found = {name: getattr(args, name, None) for name in _OF_TRAINER}
-    found |= {"seed": getattr(args, "seed", None), "max_tokens": getattr(args, "max_completion_length", None)}
-    known = {each.name for each in fields(Sampling)}
+def _trainers_settings(args: Any) -> tuple[dict[str, Any], int | None]:
+    """Return a trainer's sampling, and its most tokens."""
+    settings = {name: getattr(args, name, None) for name in (*_OF_TRAINER, "seed")}
+    settings["max_tokens"] = getattr(args, "max_completion_length", None)
+    known = {field.name for field in fields(Sampling)} - {"n", "logprobs", "logprobs_mode"}
     for name, value in _dictionary(getattr(args, "generation_kwargs", None)).items():
         ours = _OTHER_NAMES.get(name, name)
-        if ours is None:
-            ours = "max_tokens"
-        elif ours not in known or ours in ("n", "logprobs", "logprobs_mode"):
+        if ours not in {*known, "max_tokens"} or name == "max_tokens":
             raise ValueError(
                 f"the trainer's generation_kwargs ask for {name}={value!r}, which cannot be served"
             )
-        found[ours] = value
-    most = found.pop("max_tokens")
-    return {**{name: value for name, value in found.items() if value is not None}, "max_tokens": most}
+        settings[ours] = value
+    most = settings.pop("max_tokens")
+    return {name: value for name, value in settings.items() if value is not None}, most
 
 
 def _dictionary(given: Any) -> dict[str, Any]:

@@ -71,6 +71,7 @@ ELSEWHERE = {
     "engine_peers.py": "test_engine_peers.py",
     "gpu_day.py": "test_gpu_day.py",
     "lm_eval_seconds.py": "test_lm_eval_seconds.py",
+    "rollout_peers.py": "test_rollout_peers.py",
     "server_configurations.py": "test_server_configurations.py",
 }
 OF_TESTS = ("judge_rules.py", "mutation_score.py")
