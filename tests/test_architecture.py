@@ -49,7 +49,13 @@ ROOMS = {
     "heuristics.queues": {"data", "heuristics"},
     "heuristics.unknown_lengths": {"data", "heuristics", "heuristics.queues"},
     "heuristics.fleet": {"data", "models.bounds", "heuristics", "heuristics.queues"},
-    "heuristics.serving": {"data", "models.bounds", "heuristics", "heuristics.serving.econoserve"},
+    "heuristics.serving": {
+        "data",
+        "models.bounds",
+        "heuristics",
+        "heuristics.prefixes",
+        "heuristics.serving.econoserve",
+    },
     "heuristics.serving.econoserve": {"data", "heuristics.serving"},
     "heuristics.iterations": {
         "data",

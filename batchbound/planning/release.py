@@ -9,8 +9,8 @@ import numpy as np
 from ..data.arrays import IntArray
 from ..data.iterations import EngineLimits, Sequences
 from ..data.plan import Plan
+from ..heuristics.prefixes.leaps import SentTogether
 from ..heuristics.serving.in_flight import running_of
-from ..heuristics.serving.leaps import SentTogether
 from ..heuristics.serving.release import MOST_SIMULATED, Release, choose_release, shuffled_orders
 from ..models.bounds.iterations import iteration_bound
 

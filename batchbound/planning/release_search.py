@@ -12,8 +12,8 @@ import numpy as np
 from ..data.arrays import IntArray
 from ..data.iterations import EngineLimits, Predicted
 from ..data.objective import Goal
+from ..heuristics.prefixes.leaps import IterationPrices
 from ..heuristics.prefixes.vllm_cache import BlockTree
-from ..heuristics.serving.leaps import IterationPrices
 from ..heuristics.serving.release import Release, predict, shuffled_orders
 from ..models.bounds.iterations import iteration_bound
 from ..solvers.result import Limits, StoppedBy

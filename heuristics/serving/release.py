@@ -13,10 +13,10 @@ from ...data.arrays import IntArray
 from ...data.iterations import EngineLimits, Predicted, Sequences
 from ...data.objective import Goal
 from ...data.workload import Workload
+from ..prefixes.leaps import IterationPrices, LeapingEngine, SentTogether
 from .chunked_prefill import ChunkedPrefill
 from .device import DeviceBatch, ServingDevice
 from .kv_ledger import KvLedger
-from .leaps import IterationPrices, LeapingEngine, SentTogether
 from .policy import ServingPolicy, ServingState, ServingStep
 from .simulation import serve_on_device
 
