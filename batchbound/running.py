@@ -22,12 +22,11 @@ from .options.option import PathText, refuse_unknown
 from .options.run import PLANNING, JobOptions
 from .run_job.batch_to_send import ServerOptions
 from .run_job.earlier import next_plan, plan_beside
-from .run_job.on_servers import ServerWatching
+from .run_job.on_servers import ServerWatching, run_on_servers
 from .run_job.options import ModelOptions, RunOptions
 from .run_job.outputs import NOTHING_CUT
 from .run_job.prompts import has_prompts, lengths_repeat, plan_of_prompts, policy_of
-from .run_job.run import RunResult, Watching
-from .run_job.run import run as run_plan
+from .run_job.run import RunResult, Watching, run_on_model
 from .run_job.server_result import ServerResult
 
 if TYPE_CHECKING:
@@ -87,11 +86,10 @@ def run_or_send(options: JobOptions, watcher: Watcher) -> Ran | ServerResult:
                 yield advance
 
         say_texts(options.plan, servers.columns, "to the chat endpoint")
-        return run_plan(
-            options.plan,
+        return run_on_servers(
+            Path(options.plan),
             servers,
-            output=options.answers,
-            trace=options.times,
+            options.written,
             overwrite=options.overwrite,
             watching=watched,
             remark=remark,
@@ -141,12 +139,11 @@ def _run_once(
             yield on_stage
 
     try:
-        result = run_plan(
-            options.plan,
+        result = run_on_model(
+            Path(options.plan),
             source,
             options,
-            output=options.answers,
-            trace=options.times,
+            options.written,
             overwrite=options.overwrite,
             watching=watched,
             remark=tell,
@@ -246,22 +243,8 @@ class Run(Generic[P]):
     def __call__(
         self,
         plan: PathText,
-        model: ModelOptions,
+        model: ModelOptions | PathText,
         options: RunOptions | None = None,
-        *,
-        output: PathText | None = ...,
-        trace: PathText | None = ...,
-        overwrite: bool = ...,
-        slots: int | None = ...,
-        watching: Watching | None = ...,
-        remark: Callable[[str], None] | None = ...,
-    ) -> RunResult: ...
-    @overload
-    def __call__(
-        self,
-        plan: PathText,
-        model: PathText,
-        options: RunOptions,
         *,
         output: PathText | None = ...,
         trace: PathText | None = ...,
@@ -290,7 +273,11 @@ class Run(Generic[P]):
         model = args[1] if len(args) > 1 else kwargs.get("model")
         if isinstance(model, ServerOptions):
             return _send(*args, **kwargs)
-        if isinstance(model, ModelOptions) or len(args) > 2 or "options" in kwargs:
+        if (
+            isinstance(model, ModelOptions)
+            or len(args) > 2
+            or kwargs.keys() & {"options", "watching", "remark"}
+        ):
             return _run_records(*args, **kwargs)
         refuse_unknown("run", self._record, kwargs)
         job = self._record(*args, **kwargs)
@@ -310,10 +297,14 @@ def _send(
     *,
     output: PathText | None = None,
     trace: PathText | None = None,
-    **more: Any,
+    overwrite: bool = False,
+    watching: ServerWatching | None = None,
+    remark: Callable[[str], None] = remark,
 ) -> ServerResult:
-    job = JobOptions(plan, output=output, trace=trace)
-    return run_plan(plan, model, options, output=job.answers, trace=job.times, **{"remark": remark, **more})
+    if options is not None:
+        raise InputError("options of a run on a model have no effect on servers", hint="Leave them out.")
+    files = JobOptions(plan, output=output, trace=trace).written
+    return run_on_servers(Path(plan), model, files, overwrite=overwrite, watching=watching, remark=remark)
 
 
 def _run_records(

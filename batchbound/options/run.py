@@ -193,6 +193,11 @@ class JobOptions(RunOptions, LoadingOptions, PlanningOptions, SendingOptions):
         return str(output.with_suffix(".trace.jsonl")) if output.name else TRACE
 
     @property
+    def written(self) -> tuple[Path, Path]:
+        """Files of completions and trace."""
+        return Path(self.answers), Path(self.times)
+
+    @property
     def source(self) -> ModelOptions:
         """The model and its loading."""
         if self.model is None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast, overload
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,13 +27,10 @@ from ..data.report import Report
 from ..data.trace import Trace
 from ..judging import report
 from ..planning.fleet import shared_out
-from .batch_to_send import ServerOptions
 from .configuration import refuse_unused, serving
 from .load import load_job, prompts_path
-from .on_servers import ServerWatching, run_on_servers
 from .options import ModelOptions, RunOptions
 from .outputs import NOTHING_CUT, RunFiles, finished_before, run_digest, run_identity
-from .server_result import ServerResult
 
 if TYPE_CHECKING:
     from ..data.trace import Stage
@@ -81,79 +77,7 @@ class RunResult:
         return sum(one.error is not None for one in self.completions)
 
 
-@overload
-def run(
-    plan: str | os.PathLike[str],
-    model: ModelOptions | str | os.PathLike[str],
-    options: RunOptions | None = None,
-    *,
-    output: str | os.PathLike[str] = ...,
-    trace: str | os.PathLike[str] = ...,
-    overwrite: bool = ...,
-    watching: Watching | None = ...,
-    remark: Callable[[str], None] | None = ...,
-) -> RunResult: ...
-
-
-@overload
-def run(
-    plan: str | os.PathLike[str],
-    model: ServerOptions,
-    options: None = None,
-    *,
-    output: str | os.PathLike[str] = ...,
-    trace: str | os.PathLike[str] = ...,
-    overwrite: bool = ...,
-    watching: ServerWatching | None = ...,
-    remark: Callable[[str], None] | None = ...,
-) -> ServerResult: ...
-
-
-def run(
-    plan: str | os.PathLike[str],
-    model: ModelOptions | ServerOptions | str | os.PathLike[str],
-    options: RunOptions | None = None,
-    *,
-    output: str | os.PathLike[str] = "answers.jsonl",
-    trace: str | os.PathLike[str] = "trace.jsonl",
-    overwrite: bool = False,
-    watching: Watching | ServerWatching | None = None,
-    remark: Callable[[str], None] | None = None,
-) -> RunResult | ServerResult:
-    """Run a plan on a model or on servers.
-
-    Each finished completion is on disk. After a stop, the same call resumes the run.
-
-    plan: File of a plan; paths of prompts are relative to it. For servers, also a batch file of prompts.
-    model: Model and its loading, or servers.
-    options: Options of a run on a model.
-    output, trace: Files to write; a name in ``.parquet`` gives a table. Several replicas write a trace each.
-    overwrite: True to replace existing outputs.
-    watching: Context manager of the run, for progress and a watchdog.
-    remark: Function that receives remarks, such as changes to the plan.
-    Raises InputError if the arguments do not match or an output would be lost, and RunStoppedError if the run
-    cannot continue; finished completions are kept.
-    """
-    remark = remark or (lambda _: None)
-    if isinstance(model, ServerOptions):
-        if options is not None:
-            raise InputError("options of a run on a model have no effect on servers", hint="Leave them out.")
-        files, counting = (Path(output), Path(trace)), cast("ServerWatching | None", watching)
-        return run_on_servers(Path(plan), model, files, overwrite=overwrite, watching=counting, remark=remark)
-    source = model if isinstance(model, ModelOptions) else ModelOptions(os.fspath(model))
-    staged = cast("Watching | None", watching)
-    return _run_on_model(
-        Path(plan),
-        source,
-        options or RunOptions(),
-        (Path(output), Path(trace)),
-        overwrite=overwrite,
-        watching=staged,
-        remark=remark,
-    )
-
-
-def _run_on_model(
+def run_on_model(
     path: Path,
     source: ModelOptions,
     options: RunOptions,
@@ -163,6 +87,13 @@ def _run_on_model(
     watching: Watching | None,
     remark: Callable[[str], None],
 ) -> RunResult:
+    """Run a plan on a model; write completions and traces.
+
+    path: File of the plan; paths of prompts are relative to it.
+    outputs: Files of completions and trace; several replicas write a trace each.
+    Raises InputError if the arguments do not match or an output would be lost, and RunStoppedError if the run
+    cannot continue; finished completions are kept.
+    """
     from ..executor.jobs.job import journal_path
     from ..executor.jobs.journal import Journal
 

@@ -30,7 +30,7 @@ from batchbound.executor.server.dispatch import Dispatch
 from batchbound.executor.server.reply import Kind, Reply
 from batchbound.executor.server.server_job import ServerJob
 from batchbound.run_job.batch_to_send import ServerOptions
-from batchbound.run_job.run import run
+from batchbound.running import run
 
 
 def text_of(row: Mapping[str, Any]) -> str:
