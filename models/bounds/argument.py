@@ -146,8 +146,6 @@ class Argument(ABC):
     """Name of a bound whose certificate it leads; arguments after the first are named by their parts."""
     lists_claims: ClassVar[bool] = True
     """Whether the field holds a list of claims, not one."""
-    holds_under_evictions: ClassVar[bool] = False
-    """Whether it also holds for schedules that evict requests."""
     counts_whole_prompts: ClassVar[bool] = False
     """Whether it is false where requests hold shared beginnings once."""
 

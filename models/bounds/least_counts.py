@@ -119,6 +119,7 @@ class Counted(NamedTuple):
     steps: Callable[[Problem, int], Iterator[StepCount]]
     """Decode steps of a problem with some slots."""
     holds_under_evictions: bool
+    """Whether it also holds for schedules that evict requests; no curve over numbers of stages does."""
     counts_whole_prompts: bool = False
     """Whether it is false where requests hold shared beginnings once."""
 

@@ -20,12 +20,6 @@ from .stage_intervals import IntervalBound
 ARGUMENTS: tuple[type[Argument], ...] = (DifferenceBound, GrowthBound, IntervalBound, PackingBound)
 """Arguments in the order in which they are asked, the quickest first."""
 
-HOLDS_UNDER_EVICTIONS = {
-    **{row.name: row.holds_under_evictions for row in COUNTED},
-    **{row.name: row.holds_under_evictions for row in ARGUMENTS},
-}
-"""Whether an argument also holds for schedules that evict requests, by its name."""
-
 EVICTING_SOURCE = f"{COUNTS_SOURCE}, evictions allowed"
 
 DEFAULT_SECONDS = 5.0
@@ -118,7 +112,7 @@ def evicting_bound(problem: Problem) -> Bound:
     Two requests, lifting and all curves over the number of stages need one interval a request, so none of
     them is used. Arrival times are left out, which only lowers the bound.
     """
-    params = BoundParams(off=tuple(name for name, holds in HOLDS_UNDER_EVICTIONS.items() if not holds))
+    params = BoundParams(off=tuple(row.name for row in COUNTED if not row.holds_under_evictions))
     bound = certified(Known.of(problem, least_counts(problem, params)))
     return replace(bound, source=EVICTING_SOURCE, certificate={**bound.certificate, "evictions": True})
 

@@ -17,15 +17,16 @@ from batchbound.data.files.disk import InputError
 from batchbound.data.problem import Problem
 from batchbound.models.bounds import prove
 from batchbound.models.bounds.argument import Argument, Curve, Known, Task
+from batchbound.models.bounds.least_counts import COUNTED
 from batchbound.models.bounds.params import BoundParams
-from batchbound.models.bounds.prove import ARGUMENTS, HOLDS_UNDER_EVICTIONS, proven_bound
+from batchbound.models.bounds.prove import ARGUMENTS, proven_bound
 from batchbound.models.certificates import checker
 from batchbound.models.certificates.checker import Check, Counted, verify_bound
 from batchbound.models.certificates.checker import Curve as CheckedCurve
 from batchbound.models.certificates.claims import Work
 from batchbound.models.deadline import Deadline
 
-NAMES = list(HOLDS_UNDER_EVICTIONS)
+NAMES = [*(row.name for row in COUNTED), *(row.name for row in ARGUMENTS)]
 NONE = BoundParams(off=tuple(NAMES))
 NONE_OF_MORE = BoundParams(off=(*NAMES, "pigeonhole"))
 
