@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -16,12 +13,11 @@ from batchbound.data.problem import Problem
 from batchbound.data.readers.generators import generate
 from batchbound.data.schedule import Schedule
 from batchbound.data.workload import Workload
-from batchbound.models.programme import Programme
 from batchbound.solvers.search.baselines import simulated_schedule
 from batchbound.solvers.search.params import SearchParams
 from batchbound.solvers.search.schedule_search import search_schedule
 from batchbound.solvers.search.stages.annealing import initial_times
-from batchbound.solvers.search.stages.rounding import round_flow, shift_times, whole_slots
+from batchbound.solvers.search.stages.rounding import whole_slots
 from batchbound.solvers.search.stages.slot_price import slot_price
 from batchbound.solvers.search.stages.spans import LengthProfile, Spans
 from batchbound.solvers.search.stages.times import StageCosts
@@ -87,27 +83,8 @@ def test_the_price_of_stage_times_is_the_slots_that_a_flow_needs(
     assert 0.5 * price.slots < proven.slots <= price.slots + 1e-6
 
 
-def test_a_request_too_long_for_its_span_moves_the_stages_that_follow() -> None:
-    # Two slots, stages at 0 and 4, the end at 8; the spans serve 4 + 4 and 4 + 4, but one request needs 5.
-    times, profile = np.array([0, 4, 8]), profile_of([5, 4, 4, 4])
-    spans = Spans(np.array([0, 1]), np.array([1, 2]), np.array([4, 4]))
-    moved, between = shift_times(times, spans, np.array([2, 2]), profile)
-    assert moved.tolist() in ([0, 5, 9], [0, 4, 9])
-    stages = between.first[between.of_requests(np.array([2, 2]), np.array([5, 4, 4, 4]))]
-    problem = Problem(Workload.from_lengths([1] * 4, [5, 4, 4, 4]), CostModel.paper(), 2)
-    assert Schedule.from_bins(problem, stages, np.diff(moved)).check(problem) is None
-
-
-def test_steps_that_no_request_needs_are_left_out() -> None:
-    times, profile = np.array([0, 10, 30]), profile_of([6, 6, 9])
-    spans = Spans(np.array([0, 1]), np.array([1, 2]), np.array([10, 20]))
-    moved, between = shift_times(times, spans, np.array([2, 1]), profile)
-    assert moved.tolist() == [0, 6, 15]
-    assert between.decode_steps.tolist() == [6, 9]
-
-
 @pytest.mark.parametrize("seed", range(4))
-def test_a_flow_made_whole_serves_every_request_once_the_stages_are_settled(seed: int) -> None:
+def test_a_flow_made_whole_serves_every_request(seed: int) -> None:
     rng = np.random.default_rng(seed)
     decode_steps = rng.integers(10, 300, 120)
     problem = Problem(Workload.from_lengths([1] * 120, decode_steps.tolist()), CostModel.paper(), 12)
@@ -122,54 +99,9 @@ def test_a_flow_made_whole_serves_every_request_once_the_stages_are_settled(seed
     spans, used = flow
     net = np.bincount(spans.first, used, len(times)) - np.bincount(spans.last, used, len(times))
     assert np.cumsum(net)[:-1].max() <= 12
-    moved, between = shift_times(times, spans, used, profile)
-    stage = between.first[between.of_requests(used, problem.decode_steps)]
-    schedule = Schedule.from_bins(problem, stage, np.diff(moved))
+    stage = spans.first[spans.of_requests(used, problem.decode_steps)]
+    schedule = Schedule.from_bins(problem, stage, np.diff(times))
     assert schedule.check(problem) is None
-
-
-def test_where_no_whole_flow_is_near_the_fractional_one_the_stages_are_moved(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # Two slots of six steps, a stage in the middle: three requests of three decode steps and one of two.
-    monkeypatch.setattr(Programme, "solved_whole", lambda *_args, **_options: None)
-    problem = Problem(Workload.from_lengths([1] * 4, [3, 3, 3, 2]), CostModel.paper(), 2)
-    profile, times = LengthProfile.of(problem.decode_steps), np.array([0, 3, 6])
-    flow = whole_slots(times, profile, 2, np.inf)
-    assert flow is not None
-    spans, used = flow
-    moved, between = shift_times(times, spans, used, profile)
-    stage = between.first[between.of_requests(used, problem.decode_steps)]
-    schedule = Schedule.from_bins(problem, stage, np.diff(moved))
-    assert schedule.check(problem) is None
-    assert schedule.decode_steps.sum() == 6
-
-
-def test_a_flow_of_whole_numbers_stays_as_it_is() -> None:
-    spans = Spans(np.array([0, 1]), np.array([1, 2]), np.array([4, 4]))
-    used = round_flow(spans, profile_of([4, 4, 4, 4]), 2, 2, np.array([2.0, 2.0]), np.inf)
-    assert used is not None
-    assert used.tolist() == [2, 2]
-
-
-def test_ctrl_c_is_still_ours_after_a_flow_is_made_whole() -> None:
-    script = """
-import os, signal
-import numpy as np
-from batchbound.solvers.search.stages.rounding import round_flow
-from batchbound.solvers.search.stages.spans import LengthProfile, Spans
-
-spans = Spans(np.array([0, 1, 0]), np.array([1, 2, 2]), np.array([4, 4, 8]))
-used = round_flow(spans, LengthProfile.of(np.array([4, 4, 8])), 2, 2, np.array([1.5, 1.5, 0.5]), np.inf)
-assert used.tolist() == [1, 1, 1]
-try:
-    os.kill(os.getpid(), signal.SIGINT)
-except KeyboardInterrupt:
-    print("interrupted")
-"""
-    # In a process of its own, which the signal ends where a solver has left another handler.
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr
 
 
 @pytest.mark.slow

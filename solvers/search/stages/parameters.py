@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SHARES = (
-    "start_share", "rounding_left", "rounding_share", "box_share", "run_moves", "rest_moves",
+    "start_share", "rounding_left", "rounding_share", "run_moves", "rest_moves",
     "stretch_moves", "resize_moves", "kink", "idle_worth",
 )  # fmt: skip
 """Names of the fields that are shares."""
@@ -99,14 +99,6 @@ class StageTimeParameters:
     """Spans up to which one more slot is tried in each."""
     few_spans: int = 120
     """Spans up to which any number of slots is tried in each."""
-    box_share: float = 0.35
-    """Share of that time for flows near the fractional one."""
-    quick_seconds: float = 0.15
-    """Seconds below which CP-SAT is not loaded."""
-    cp_sat_work: float = 0.2
-    """CP-SAT's deterministic seconds for one rounding without a time limit."""
-    most_cp_sat_work: float = 1.0
-    """The same with a time limit."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:

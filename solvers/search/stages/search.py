@@ -11,7 +11,7 @@ from ....data.problem import Problem
 from ....data.schedule import Schedule
 from ..incumbent import Budget, SearchRun
 from .annealing import StageAnnealing
-from .rounding import shift_times, stretched, whole_slots
+from .rounding import stretched, whole_slots
 from .spans import Spans
 from .times import StageCosts
 
@@ -112,10 +112,8 @@ class _StageTimes:
         flow = whole_slots(times, profile, self._problem.slots, self._rounding_seconds(), self._values)
         if flow is None:
             return None
-        times, spans = shift_times(times, *flow, profile)
-        return split.schedule(
-            spans.first[spans.of_requests(flow[1], split.rest.decode_steps)], np.diff(times)
-        )
+        spans, used = flow
+        return split.schedule(spans.first[spans.of_requests(used, split.rest.decode_steps)], np.diff(times))
 
     def _rounding_seconds(self) -> float:
         """Return the seconds for one attempt at whole slots."""
