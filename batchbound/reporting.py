@@ -18,6 +18,7 @@ from .data.iteration_plan import KIND, IterationPlan
 from .data.plan import Plan
 from .data.problem import ProblemError
 from .data.readers.completions import Endings
+from .data.readers.server_run import ServerRun
 from .data.report import Report
 from .data.trace import Trace
 from .executor.reports.report import simulated
@@ -192,6 +193,12 @@ def _of_servers(options: ReportOptions, path: str, named: str | None) -> Reporte
     options.refuse(("gantt", "perfetto"), where, hint, file=path)
     plan = IterationPlan.load(path)
     trace = named or ("trace.jsonl" if is_of_kind("trace.jsonl", "batchbound_server_run") else None)
+    if trace is not None and (strangers := _strangers(plan, trace)):
+        what = f"{trace}: the run of {strangers}, which {path} does not plan"
+        if named is not None:
+            raise InputError(what, hint="Name the trace of the plan's run.")
+        note(f"{what}: left out")
+        trace = None
     options.check_outputs("html", read=[path] if trace is None else [path, trace])
     if trace is None:
         if options.html is not None:
@@ -203,6 +210,18 @@ def _of_servers(options: ReportOptions, path: str, named: str | None) -> Reporte
         audited.save_html(options.html, Path(trace).name)
         note(f"wrote {options.html}: open it in a browser")
     return ReportedServers(path, plan, trace, audited)
+
+
+def _strangers(plan: IterationPlan, trace: PathText) -> str:
+    """Return the requests of a run that a plan does not have, in words; empty for none."""
+    # A number follows the name of a request with several completions.
+    names = {str(name) for name in plan.workload.ids.tolist()}
+    names |= {name.rsplit("#", 1)[0] for name in names}
+    ids = ServerRun.load(trace).ids
+    others = [name for name in ids if name not in names]
+    if not others:
+        return ""
+    return f"{others[0]!r}" + (f" and {len(others) - 1:,} other requests" if len(others) > 1 else "")
 
 
 def _judged(name: PathText, plan: Plan, paths: Sequence[Path], traces: Sequence[Trace]) -> Report:

@@ -57,8 +57,7 @@ def run_on_servers(
     remark: Callable[[str], None],
 ) -> ServerResult:
     """Send the unfinished requests; write completions and trace."""
-    from ..executor.jobs.job import journal_path
-    from ..executor.jobs.journal import Journal
+    from ..executor.jobs.journal import Journal, journal_path
     from ..executor.models.faults import RunStoppedError
     from ..executor.server.kept_rows import kept_rows
     from ..executor.server.server_job import ServerJob
@@ -189,7 +188,7 @@ def errors_path(output: Path) -> Path:
 
 def _continues(output: Path, trace: Path, run: str) -> bool:
     """Return whether an output is of an earlier run with the same servers, model and options."""
-    from ..executor.jobs.job import journal_path
+    from ..executor.jobs.journal import journal_path
 
     if journal_path(output).exists() or not output.is_file():
         return False
@@ -198,8 +197,7 @@ def _continues(output: Path, trace: Path, run: str) -> bool:
 
 def _restore(output: Path, batch: Batch, kept: KeptRows, identity: Mapping[str, object]) -> None:
     """Write the journal of a finished run again, without the rows to send."""
-    from ..executor.jobs.job import journal_path
-    from ..executor.jobs.journal import Journal
+    from ..executor.jobs.journal import Journal, journal_path
 
     lines = ((str(line["custom_id"]), line) for line in output_lines(output))
     find = batch.requests.names.find

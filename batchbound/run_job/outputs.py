@@ -173,7 +173,7 @@ def finished_before(files: RunFiles, job: Job, identity: Mapping[str, object]) -
 
 def is_whole(output: Path, names: Sequence[str]) -> bool:
     """Return whether an output has all completions and no journal."""
-    from ..executor.jobs.job import journal_path
+    from ..executor.jobs.journal import journal_path
 
     if journal_path(output).exists() or not output.is_file():
         return False

@@ -61,8 +61,7 @@ def plan_of_prompts(options: JobOptions) -> Path:
     It is next to the completions, so that the same command resumes an interrupted run. Raises
     KeyboardInterrupt, without a plan, if planning is interrupted.
     """
-    from ..executor.jobs.job import journal_path
-    from ..executor.jobs.journal import finished_in
+    from ..executor.jobs.journal import finished_in, journal_path
 
     path, kept = plan_beside(options.answers), finished_in(journal_path(options.answers))
     if path.exists() and (kept or not options.overwrite):

@@ -94,8 +94,7 @@ def run_on_model(
     Raises InputError if the arguments do not match or an output would be lost, and RunStoppedError if the run
     cannot continue; finished completions are kept.
     """
-    from ..executor.jobs.job import journal_path
-    from ..executor.jobs.journal import Journal
+    from ..executor.jobs.journal import Journal, journal_path
 
     output, trace = outputs
     is_parquet_name(output)
@@ -165,8 +164,7 @@ def _finished(chosen: Plan, files: RunFiles, job: Job, identity: Mapping[str, ob
 
 def _begin_retry(output: Path, job: Job, identity: Mapping[str, object]) -> bool:
     """Write the journal of a finished run again without what was cut below the new cap; return if any was."""
-    from ..executor.jobs.job import journal_path
-    from ..executor.jobs.journal import Journal
+    from ..executor.jobs.journal import Journal, journal_path
 
     again = job.cut_below_cap(output_lines(output))
     if again:

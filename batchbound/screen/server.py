@@ -32,17 +32,12 @@ def server_lines(
     rows: list[tuple[str, int | None, str]] = []
     if first is not None:
         rows.append(("first come, first served", first, _first_come(figures)))
-    rows.append(("this run", counted, _this_run(figures, taken, first)))
+    rows.append(("this run", counted, _this_run(figures, simulated, taken)))
     worth = 0.0
     if known is not None and taken:
-        known = min(known, taken)
-        worth, unit = 1 - known / taken, "fewer"
-        seconds = figures.get("simulated_seconds", {}).get("longest first")
-        if seconds:
-            worth, unit = max(0.0, 1 - seconds / figures["makespan_s"]), "less time"
-        repeats = command is not None
-        note = _worth((worth, unit), figures, taken, repeats=repeats, planned=planned)
-        rows.append(("lengths known beforehand", known, note))
+        worth, unit = _worth(figures, simulated, taken)
+        note = _worth_note((worth, unit), figures, taken, repeats=command is not None, planned=planned)
+        rows.append(("lengths known beforehand", min(known, taken), note))
     least = figures.get("bound_iterations")
     # A bound of one iteration says nothing of a run of several.
     if least and (least > 1 or taken == least):
@@ -79,7 +74,10 @@ def detail_lines(figures: Mapping[str, Any]) -> list[str]:
 
 def _first_come(figures: Mapping[str, Any]) -> str:
     seconds = figures.get("simulated_seconds", {}).get("file order")
-    return "simulated, same lengths" + ("" if seconds is None else f"; {seconds:,.3g} s")
+    computed = figures.get("simulated_prompt_tokens", {}).get("file order")
+    if seconds is not None:
+        return f"simulated, same lengths; {seconds:,.3g} s"
+    return "simulated, same lengths" if computed is None else f"simulated; {computed:,} prompt tokens"
 
 
 def _prompt_lines(figures: Mapping[str, Any]) -> list[str]:
@@ -95,26 +93,57 @@ def _prompt_lines(figures: Mapping[str, Any]) -> list[str]:
     return [line]
 
 
-def _this_run(figures: Mapping[str, Any], taken: int | None, first: int | None) -> str:
-    """Return seconds, speed, and iterations against first come, first served."""
-    speed = figures.get("output_tokens_per_s")
+def _this_run(figures: Mapping[str, Any], simulated: Mapping[str, int], taken: int | None) -> str:
+    """Return seconds, speed, and what was gained against first come, first served."""
+    speed, first = figures.get("output_tokens_per_s"), simulated.get("file order")
     parts = [f"{figures['makespan_s']:,.3g} s" + (f", {speed:,.0f} tokens/s" if speed else "")]
-    first_seconds = figures.get("simulated_seconds", {}).get("file order")
-    if taken and first and first_seconds:
+    seconds: Mapping[str, float] = figures.get("simulated_seconds", {})
+    if taken and first and seconds.get("file order"):
         # Seconds are what people pay.
-        parts.append(_saved(1 - figures["makespan_s"] / first_seconds, "less time"))
+        parts.append(_saved(_saving(figures["makespan_s"], seconds, "file order"), "less time"))
     elif taken and first:
-        parts.append(_saved(1 - taken / first, "fewer"))
+        saved = _saving(taken, simulated, "file order")
+        computed, tokens = figures.get("prompt_tokens_computed"), figures.get("simulated_prompt_tokens", {})
+        fewer = _saving(computed, tokens, "file order") if computed and tokens else 0.0
+        if abs(fewer) >= _EQUAL:
+            parts = [f"{figures['makespan_s']:,.3g} s", _saved(fewer, "fewer", "prompt tokens")]
+        if abs(saved) >= _EQUAL or abs(fewer) < _EQUAL:
+            parts.append(_saved(saved, "fewer"))
     if figures.get("iterations") is None:
         parts.append("simulated" if taken and first else "no counter")
     return "; ".join(parts)
 
 
-def _saved(saved: float, less: str) -> str:
-    return "no gain" if abs(saved) < _EQUAL else f"{abs(saved):.0%} {less if saved > 0 else 'more'}"
+def _saving(measured: float, simulated: Mapping[str, float], other: str) -> float:
+    """Return the share saved against another order; zero where measured and simulated ones disagree."""
+    shares = [1 - count / simulated[other] for count in (measured, simulated.get("as sent", measured))]
+    return min(shares, key=abs) if min(shares) * max(shares) > 0 else 0.0
 
 
-def _worth(
+def _worth(figures: Mapping[str, Any], simulated: Mapping[str, int], taken: int) -> tuple[float, str]:
+    """Return the share that the best order with known lengths saves against this run, and its unit."""
+    seconds: Mapping[str, float] = figures.get("simulated_seconds", {})
+    computed, tokens = figures.get("prompt_tokens_computed"), figures.get("simulated_prompt_tokens", {})
+    counts: list[tuple[float, Mapping[str, float], str]] = [(taken, simulated, "fewer")]
+    if seconds.get("longest first"):
+        counts = [(figures["makespan_s"], seconds, "less time")]
+    elif computed and tokens:
+        counts.append((computed, tokens, "fewer prompt tokens"))
+    shares = [
+        (1 - known["longest first"] / min(measured, known.get("as sent", measured)), unit)
+        for measured, known, unit in counts
+    ]
+    worth, unit = max(shares)
+    return max(0.0, worth), unit
+
+
+def _saved(saved: float, less: str, what: str = "") -> str:
+    if abs(saved) < _EQUAL:
+        return "no gain"
+    return f"{abs(saved):.0%} {less if saved > 0 else 'more'} {what}".rstrip()
+
+
+def _worth_note(
     gain: tuple[float, str], figures: Mapping[str, Any], taken: int, *, repeats: bool, planned: bool
 ) -> str:
     worth, unit = gain

@@ -9,7 +9,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -462,8 +461,3 @@ def _logprobs(
         ),
         "text_offset": offsets,
     }
-
-
-def journal_path(output: str | os.PathLike[str]) -> Path:
-    """Return the path of an output's journal."""
-    return Path(f"{os.fspath(output)}.journal")

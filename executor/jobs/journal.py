@@ -315,3 +315,8 @@ def _checked(line: bytes) -> dict[str, object] | None:
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def journal_path(output: str | os.PathLike[str]) -> Path:
+    """Return the path of an output's journal."""
+    return Path(f"{os.fspath(output)}.journal")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -301,6 +302,32 @@ def screen(run: ServerRun) -> list[str]:
     limits = EngineLimits(run.slots, 64, None, 1)
     result = ServerResult(len(run), replace(run, finished=2 * run.finished), limits, False, None, 0, 0)
     return server_lines(result.figures() | {"slots": run.slots}, "here", None, planned=False)
+
+
+def test_fewer_prompt_tokens_are_a_gain_where_no_seconds_are_known() -> None:
+    counts: dict[str, Any] = {
+        "requests": 48, "slots": 8, "makespan_s": 36.2, "output_tokens_per_s": 11.0, "iterations": 49,
+        "prompt_tokens_computed": 4984, "prompt_tokens_needed": 5880, "prompt_tokens_again": 0,
+        "simulated_iterations": {"file order": 49, "as sent": 49, "longest first": 49},
+        "simulated_prompt_tokens": {"file order": 16376, "as sent": 4984, "longest first": 4984},
+    }  # fmt: skip
+    assert server_lines(counts, "here", None, planned=False)[1:4] == [
+        "  first come, first served        49    simulated; 16,376 prompt tokens",
+        "  this run                        49    36.2 s; 70% fewer prompt tokens",
+        "  lengths known beforehand        49    no better order found",
+    ]
+
+
+def test_an_iteration_that_no_simulation_has_is_no_loss() -> None:
+    counts: dict[str, Any] = {
+        "requests": 8, "slots": 8, "makespan_s": 2.0, "iterations": 26,
+        "simulated_iterations": {"file order": 25, "as sent": 25, "longest first": 25},
+    }  # fmt: skip
+    assert [line[36:] for line in server_lines(counts, "here", "again", planned=False)[1:]] == [
+        "    simulated, same lengths",
+        "    2 s; no gain",
+        "    no better order found",
+    ]
 
 
 def test_a_run_without_a_counter_is_compared_by_the_simulation_of_what_was_sent() -> None:

@@ -101,6 +101,22 @@ def test_a_server_is_sent_the_requests_in_the_order_planned(
     assert "planned" in said_by(capsys, ["report", str(tmp_path / "plan.json"), trace])
 
 
+def test_the_run_of_other_requests_is_not_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    batch = write_batch(tmp_path)
+    with FakeServer(slots=2, gate=6, total=len(LENGTHS)) as server:
+        said_by(capsys, ["run", str(batch), "--server", server.url, "--slots", "2"])
+    batch.write_text(batch.read_text().replace('"custom_id": "', '"custom_id": "other-'))
+    planned(batch, capsys)
+    assert main(["report", "plan.json"]) == 0
+    captured = capsys.readouterr()
+    assert "counted by the server" not in captured.out
+    assert "other requests, which plan.json does not plan: left out" in " ".join(captured.err.split())
+    assert main(["report", "plan.json", "trace.jsonl"]) == 2
+
+
 def test_a_request_for_several_completions_is_planned_and_sent_as_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -556,7 +556,7 @@ def test_a_plan_is_followed_and_completions_of_an_earlier_run_are_kept(tmp_path:
     planning = ["plan", str(batch), "--slots", "4", "--tokenizer", "bytes", "--time-limit", "0.1", "-o", plan]
     assert main(planning) == 0
     with FakeServer(4) as server:
-        words = run_words(batch, server)
+        words = run_words(batch, server, "--slots", "2")
         words[1] = plan
         assert main([*words, "--order", "plan", "--in-flight", "8"]) == 0
         assert server.most_in_flight <= 8
@@ -660,3 +660,17 @@ def test_caps_predict_no_iterations_and_order_only_where_they_differ(
     said = capsys.readouterr()
     assert f"order: {order}; lengths are unknown, so no iterations are predicted" in said.err
     assert "predicted_iterations" not in json.loads(said.out)
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_server_needs_no_torch(tmp_path: Path, finished: bool) -> None:
+    batch = write_batch(tmp_path / "batch.jsonl", [3, 2])
+    code = (
+        "import sys\nsys.modules['torch'] = sys.modules['transformers'] = None\n"
+        "from batchbound.cli import main\nsys.exit(main(sys.argv[1:]))"
+    )
+    with FakeServer(slots=2) as server:
+        words = run_words(batch, server, "--slots", "2")
+        for _ in range(1 + finished):
+            done = subprocess.run([sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True)
+            assert done.returncode == 0, done.stderr.decode()
