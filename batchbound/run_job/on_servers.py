@@ -493,6 +493,11 @@ def _release(
     if unknown:
         by_caps = ", by caps" if found.name == LONGEST_FIRST else ""
         remark(f"order: {found.name}{by_caps}; lengths are unknown, so no iterations are predicted")
+        if not batch.requests.repeats:
+            remark(
+                "requests without temperature 0 or a seed: the next run cannot know their lengths;"
+                " --temperature 0 makes tables greedy"
+            )
         return replace(found, predicted=None)
     if found.predicted is None:
         remark(

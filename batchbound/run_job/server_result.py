@@ -91,6 +91,8 @@ class ServerResult:
         for line in (broken_line(audit.assumptions), audit.broken):
             if line is not None:
                 remark(line)
+        if others := run.tokens_of_others:
+            remark(f"the servers generated {others:,} tokens of other clients meanwhile: counts include them")
         for server in run.servers:
             if server.most_running is not None and server.most_running > run.slots:
                 remark(
@@ -114,7 +116,7 @@ class ServerResult:
             "bound_slots": audit.limits.sequences,
             "gap": None if audit.counted is None or audit.broken else audit.bound.gap(audit.counted),
             "simulated_iterations": {name: one.iterations for name, one in audit.simulated.items()},
-            "comparable": audit.comparable,
+            "comparable": audit.comparable and not others,
             "losses": audit.losses,
             **self._prompts(audit.prompts),
         }

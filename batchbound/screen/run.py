@@ -20,6 +20,7 @@ from ..judging import calibration_of
 from ..models.exegpt.length_drift import LengthDrift
 from ..options.run import TRACE, JobOptions
 from ..run_job.earlier import trace_of_plan
+from ..run_job.on_servers import errors_path
 from ..run_job.outputs import RunFiles
 from ..run_job.server_result import ServerResult
 from ..running import Ran
@@ -40,7 +41,9 @@ def show(ran: Ran | ServerResult, options: JobOptions) -> int:
             return WRONG_BOUND
         failed, count = ran.failed, ran.requests
     if failed:
-        warn(f"{options.answers}: {failed} of {count} requests failed; their lines say why")
+        rows = Path(options.answers) if isinstance(ran, Ran) else errors_path(Path(options.answers))
+        why = next((row.error for row in read_completions(rows) if row.error is not None), "")
+        warn(f"{rows}: {failed} of {count} requests failed; their lines say why, the first: {why}")
     return 1 if failed else 0
 
 

@@ -87,6 +87,7 @@ def _prompt_lines(figures: Mapping[str, Any]) -> list[str]:
         return []
     again, seconds = figures["prompt_tokens_again"], figures.get("seconds_again")
     line = f"  {computed:,} prompt tokens computed, {needed:,} needed"
+    line += " from an empty cache" if computed < needed else ""
     if again:
         line += f": {again:,} computed again"
         line += f", about {seconds:,.2g} s" if seconds else ""

@@ -22,7 +22,8 @@ class ServerMetrics:
     running, waiting: Requests in progress and in the queue.
     iterations, preemptions, cached_tokens: Counts since the server started: iterations, preemptions for lack
     of KV cache, and prompt tokens from the prefix cache.
-    looked_up: Prompt tokens looked up in the prefix cache since the server started.
+    looked_up, generated: Prompt tokens looked up in the prefix cache, and tokens generated, since the server
+        started.
     kv_tokens, block_tokens: Tokens of its KV cache, and of one block.
     prefix_caching: True if prompts may share KV cache.
     reuse_unit: Tokens by which a beginning is reused.
@@ -39,6 +40,7 @@ class ServerMetrics:
     preemptions: int | None = None
     cached_tokens: int | None = None
     looked_up: int | None = None
+    generated: int | None = None
     kv_tokens: int | None = None
     block_tokens: int | None = None
     prefix_caching: bool | None = None
@@ -67,6 +69,7 @@ class ServerKind:
     preemptions: tuple[str, ...] = ()
     cached_tokens: tuple[str, ...] = ()
     looked_up: tuple[str, ...] = ()
+    generated: tuple[str, ...] = ()
     kv_tokens: tuple[str, ...] = ()
     started: tuple[str, ...] = ("process_start_time_seconds",)
     drafts: Callable[[Totals], bool | None] = lambda totals: None
@@ -103,6 +106,7 @@ KINDS = (
             "vllm:prefix_cache_queries",
             "vllm:gpu_prefix_cache_queries_total",
         ),
+        generated=("vllm:generation_tokens_total", "vllm:generation_tokens"),
         started=("vllm:num_preemptions_created", "process_start_time_seconds"),
         drafts=_vllm_drafts,
     ),
@@ -121,6 +125,7 @@ KINDS = (
         running=("llamacpp:requests_processing",),
         waiting=("llamacpp:requests_deferred",),
         iterations=("llamacpp:n_decode_total",),
+        generated=("llamacpp:tokens_predicted_total",),
     ),
 )
 """Kinds of servers, by the names of their metrics."""
@@ -157,6 +162,7 @@ def parse_metrics(text: str) -> ServerMetrics:
         preemptions=_first(totals, kind.preemptions),
         cached_tokens=_first(totals, kind.cached_tokens),
         looked_up=_first(totals, kind.looked_up),
+        generated=_first(totals, kind.generated),
         kv_tokens=_first(totals, kind.kv_tokens) if kv is None else kv * max(1, len(engines)),
         block_tokens=block,
         prefix_caching=None if caching is None else caching == "True",

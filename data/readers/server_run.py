@@ -34,7 +34,7 @@ class ServerCount:
     """Counters of one server during a job; None if missing.
 
     url, engine, version: Address and software of the server.
-    iterations, preemptions, cached_tokens: Differences of the counters; None also after a restart.
+    iterations, preemptions, cached_tokens, generated: Differences of the counters; None also after a restart.
     most_running: Most requests in progress in any reading.
     plateau: The same in readings with waiting requests, which shows the server's slots.
     kv_tokens, block_tokens: Tokens of its KV cache, and of one block.
@@ -50,6 +50,7 @@ class ServerCount:
     iterations: Count | None = None
     preemptions: Count | None = None
     cached_tokens: Count | None = None
+    generated: Count | None = None
     most_running: Count | None = None
     plateau: Count | None = None
     kv_tokens: Positive | None = None
@@ -203,6 +204,15 @@ class ServerRun:
     endings: Mapping[str, object] = field(default_factory=dict)
     whole: WholeJob | None = None
     tree: PrefixTree | None = None
+
+    @property
+    def tokens_of_others(self) -> int:
+        """Tokens that the servers generated for other clients; zero if unknown, as after a retry."""
+        counts = [server.generated for server in self.servers]
+        known = [count for count in counts if count is not None]
+        if self.retries or self.failed.any() or len(known) < len(counts):
+            return 0
+        return max(0, sum(known) - int(self.completion_tokens.sum()))
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -133,7 +133,7 @@ def _of_prompts(servers: tuple[ServerCount, ...], sequences: Sequences) -> tuple
     hits, sharable = _hits(servers), int(sequences.cached.sum())
     # After a preemption a request takes its own tokens from the cache.
     if hits is not None and hits > sharable and all(server.preemptions == 0 for server in servers):
-        what = f"{hits:,} prompt tokens came from the cache, and a cold one saves {sharable:,} at most"
+        what = f"{hits:,} prompt tokens came from the cache, and a cold cache gives {sharable:,} at most"
         return (Assumption(REUSE_UNIT, "broken", what),)
     return tuple(
         replace(assumption, basis="checked") if assumption.name == REUSE_UNIT else assumption
@@ -151,7 +151,7 @@ def _hits(servers: tuple[ServerCount, ...]) -> int | None:
 def _cold_cache(servers: tuple[ServerCount, ...], sequences: Sequences) -> Assumption:
     warm = [server for server in servers if server.prefix_caching is not False and server.cached_before]
     if warm:
-        what = f"{warm[0].url} had prefix cache hits before the job: no bound by tokens or KV"
+        what = f"{warm[0].url} kept prompts of earlier jobs: the bound counts one token of each prompt"
         return Assumption(COLD_CACHE, "broken", what)
     basis: Basis = "assumed"
     if sequences.tree is not None:

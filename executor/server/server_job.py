@@ -435,6 +435,7 @@ def _count(
         iterations=None if several else during("iterations"),
         preemptions=during("preemptions"),
         cached_tokens=during("cached_tokens"),
+        generated=during("generated"),
         most_running=watch.most_running,
         plateau=watch.plateau or None,
         kv_tokens=last.kv_tokens,

@@ -157,6 +157,17 @@ def test_two_engines_behind_an_address_are_counted() -> None:
     assert "2 engines behind http://a" in str(found.assumptions)
 
 
+def test_tokens_of_other_clients_are_told_and_nothing_is_compared() -> None:
+    run = run_on(page("vllm_plain"), [1, 1, 4], 6)
+    servers = (replace(run.servers[0], generated=6 + 20),)
+    result = ServerResult(3, replace(run, servers=servers), EngineLimits(2, 64, None, 1), False, None, 0, 0)
+    remarks: list[str] = []
+    assert result.figures(remarks.append)["comparable"] is False
+    assert "20 tokens of other clients" in remarks[-1]
+    retried = replace(result, run=replace(result.run, retries=1))
+    assert retried.figures()["comparable"] is True
+
+
 def test_a_warm_prefix_cache_withholds_the_bound_by_tokens() -> None:
     run = run_on(page("vllm_prefix_cache"), [1] * 8, 1, slots=8)
     tight = EngineLimits(8, 8, None, 1)
