@@ -40,11 +40,11 @@ DECODE = "decode iterations"
 MIXED = "iterations with prompts"
 AFTER = "iterations after the last prompt"
 
-ORDER = "order: beyond longest first"
+ORDER = "order: beyond the best of these"
 AGAIN = "order: prompts computed again after eviction"
 OTHER = "not explained (client, network, other traffic)"
 KV_UNKNOWN = "KV cache, which is not simulated; client, network"
-OPEN = "longest first above the bound"
+OPEN = "best of these orders above the bound"
 TOGETHER = "all causes together"
 DRAFTS = "drafts that were not accepted, and all other causes"
 
