@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .judging import verify
     from .models.exegpt.configuration import Targets
     from .plan_for_engines import plan_for_engine
-    from .plan_requests import compare_fleets, plan
+    from .plan_requests import plan
     from .planning.history import known_lengths
     from .planning.iterations import Engines, make_iteration_plan
     from .planning.mixed_job import MixedJob, read_mixed_job
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from .running import run
     from .searching import ConfigurationSearch, search
     from .simulating import simulate
+    from .sizing.files import size
+    from .sizing.result import Sizing
     from .solvers import Limits, Result, solve
     from .version import show_versions
 
@@ -77,6 +79,7 @@ __all__ = [
     "Schedule",
     "ServerOptions",
     "ServerResult",
+    "Sizing",
     "Targets",
     "Trace",
     "Until",
@@ -84,7 +87,6 @@ __all__ = [
     "__version__",
     "audit",
     "compare",
-    "compare_fleets",
     "gantt",
     "known_lengths",
     "make_iteration_plan",
@@ -103,6 +105,7 @@ __all__ = [
     "search",
     "show_versions",
     "simulate",
+    "size",
     "solve",
     "suite",
     "verify",
@@ -146,7 +149,6 @@ _HOMES = {
     "make_plan": ".planning.plan",
     "plan": ".plan_requests",
     "plan_for_engine": ".plan_for_engines",
-    "compare_fleets": ".plan_requests",
     "policy_named": ".heuristics.registry",
     "read_mixed_job": ".planning.mixed_job",
     "read_workload": ".data.readers.requests",
@@ -159,6 +161,8 @@ _HOMES = {
     "search": ".searching",
     "show_versions": ".version",
     "simulate": ".simulating",
+    "Sizing": ".sizing.result",
+    "size": ".sizing.files",
     "solve": ".solvers.solve",
     "suite": ".comparing.instance_library",
     "verify": ".judging",

@@ -1,4 +1,4 @@
-"""Picture of a plan or a run, below first come, first served."""
+"""Pictures of plans, runs and deployments."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from .solvers.result import Limits, Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from .sizing.result import Sizing
 
 
 def gantt(result: Plan | RunResult | Result, problem: Problem | None = None) -> Figure:
@@ -43,3 +45,32 @@ def gantt(result: Plan | RunResult | Result, problem: Problem | None = None) -> 
     first = simulate(made.problem, "fcfs", made.workload.with_output_tokens(true).output_tokens)
     panels = [("first come, first served", first), (name, trace)]
     return drawn(*(Panel.of(title, made.problem.cost, one, report(made, (one,))) for title, one in panels))
+
+
+def deployments(sizing: Sizing) -> Figure:
+    """Draw the cost of deployments against their finish, the frontier and the choice."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    for device in dict.fromkeys(one.replica.offer.device.name for one in sizing.tried):
+        mine = [one for one in sizing.tried if one.replica.offer.device.name == device]
+        axes.scatter(
+            [one.end.expected / 3600 for one in mine], [one.cost for one in mine], s=14, label=device
+        )
+    ends = sorted((one.end.expected / 3600, one.cost) for one in sizing.frontier)
+    axes.plot(*zip(*ends, strict=True), color="#334155", linewidth=1, label="frontier")
+    if sizing.choice is not None:
+        end, cost = sizing.choice.end, sizing.choice.cost
+        spread = [[(end.expected - end.low) / 3600], [(end.high - end.expected) / 3600]]
+        name = sizing.choice.name
+        axes.errorbar(
+            end.expected / 3600, cost, xerr=spread, fmt="*", markersize=14, color="#c2410c", label=name
+        )
+    for window in dict.fromkeys(sizing.windows):
+        axes.axvline(window / 3600, color="#94a3b8", linestyle="--")
+    priced = all(one.replica.offer.price is not None for one in sizing.tried)
+    axes.set(xscale="log", yscale="log", xlabel="hours until the end (expected)")
+    axes.set_ylabel("cost of the jobs" if priced else "device-hours")
+    axes.legend()
+    return figure

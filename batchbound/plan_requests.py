@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,6 @@ from .plan_for_engines import EnginePlan, plan_for_engine
 from .planning.fleet import fleet_of, make_fleet_plan, make_robust_fleet_plan
 from .planning.plan import make_plan
 from .planning.staged import make_aimed_plan
-from .planning.sweep import SweepPoint, slots_to_try, sweep
 from .planning.uncertain import make_robust_plan
 from .solvers.backends.linear import BackendError
 from .solvers.result import Limits
@@ -47,8 +45,7 @@ def plan_file(options: PlanOptions) -> Plan:
 
     It takes the options of ``batchbound plan`` as keywords.
     """
-    for name, function in (("engine", "plan_for_engine"), ("sweep", "compare_fleets")):
-        options.refuse((name,), "on one plan of batchbound's engine", f"Call batchbound.{function}().")
+    options.refuse(("engine",), "on one plan of batchbound's engine", "Call batchbound.plan_for_engine().")
     if options.output is not None:
         again = not options.overwrite and can_be_made_again(options.output)
         if again:
@@ -113,46 +110,14 @@ def plan_problem(
 plan = Either(plan_file, plan_problem)
 
 
-@dataclass(frozen=True, slots=True)
-class FleetComparison:
-    """Plans for several numbers of replicas and slots.
-
-    requests: Number of requests.
-    cost_source: Source of the costs.
-    """
-
-    points: tuple[SweepPoint, ...]
-    requests: int
-    cost_source: Mapping[str, object]
-
-
-@takes(PlanOptions)
-def compare_fleets(options: PlanOptions) -> FleetComparison:
-    """Plan a file of requests for each number of replicas of ``sweep``."""
-    inputs = _read(options)
-    problem = inputs.problem
-    with working(f"planning {len(problem):,} requests"):
-        points = sweep(
-            problem,
-            slots_to_try(problem.slots),
-            options.sweep or (),
-            limits=options.limits,
-            groups=options.groups or "any",
-            prompts=inputs.prompts,
-        )
-    return FleetComparison(tuple(points), len(problem), inputs.cost_source)
-
-
-def plan_or_compare(options: PlanOptions) -> Plan | EnginePlan | FleetComparison:
-    """Return a plan, a plan for an engine, or several plans, as the options say."""
-    if options.sweep is not None:
-        return compare_fleets.of(options)
+def plan_for_any(options: PlanOptions) -> Plan | EnginePlan:
+    """Return a plan for batchbound's engine or another, as the options say."""
     return plan_file.of(options) if options.engine is None else plan_for_engine.of(options)
 
 
 def _read(options: PlanOptions) -> Inputs:
     with working(f"reading {options.workload}"), opened_once():
-        alone = options.replicas in (None, "1") and options.sweep is None
+        alone = options.replicas in (None, "1")
         inputs = read_inputs(
             options, options.workload, keep_arrivals=False, says_costs=False, one_engine=alone
         )

@@ -105,6 +105,13 @@ class Sequences:
     def __len__(self) -> int:
         return len(self.prompt)
 
+    def select(self, members: IntArray) -> Sequences:
+        """Return some of the sequences."""
+        prompt, output = self.prompt[members], self.output[members]
+        if self.tree is not None:
+            return Sequences(prompt, output, tree=self.tree.select(members), exact=self.exact)
+        return Sequences(prompt, output, self.cached[members], self.shared[members], self.exact)
+
     def rows(self, limits: EngineLimits) -> IntArray:
         """Return the least iterations of each sequence, shape (sequences,).
 

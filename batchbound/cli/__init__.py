@@ -31,6 +31,7 @@ EVERYDAY = {
     "verify": "check a plan's schedule and its bound's certificate without the solver",
     "profile": "measure a model on this machine and fit the cost model",
     "predict": "predict the lengths of completions from past ones, with the measured error",
+    "size": "find the cheapest machines that finish jobs in time, and those that cannot",
     "demo": "plan and run bundled prompts on a small local model, and print the report",
 }
 
@@ -59,6 +60,7 @@ EXAMPLES = {
     "audit": "batchbound audit run.jsonl",
     "verify": "batchbound verify plan.json",
     "profile": "batchbound profile --model MODEL -o cost.json",
+    "size": "batchbound size prompts.jsonl --model config.json --by 07:00 --devices h100,l40s",
     "search": "batchbound search table3:0 --profile profile.json --latency-bound 30",
     "predict": "batchbound predict train prompts.jsonl answers.jsonl -o predictor",
     "validate": "batchbound validate measured-run --profile layers.json",

@@ -47,7 +47,6 @@ class FleetOptions(Options):
         ' {"replicas": [{"count": 2}, {"speed": 0.5, "slots": 16, "kv_capacity": 9000, "busy": 3}]}'
         " (--slots and the other limits are each replica's)",
         metavar="N|FILE",
-        excludes=("sweep",),
     )
     dispatch: str | None = option(
         None,
@@ -60,7 +59,7 @@ class FleetOptions(Options):
         None,
         "placement of a prompt's completions: on any replicas, together on one, or spread over as many as"
         " possible (default any)",
-        needs=("replicas", "sweep"),
+        needs=("replicas",),
     )
 
 
@@ -81,7 +80,7 @@ class ObjectiveOptions(Options):
         " time at which K requests, or K groups of a table, are complete)",
         metavar="makespan|total|first:K|groups:K",
         parse=_objective,
-        excludes=("replicas", "sweep", "length_error"),
+        excludes=("replicas", "length_error"),
     )
 
     @property
@@ -122,21 +121,9 @@ class SolverOptions(Options):
         return Limits(seconds=seconds, work=self.work, threads=self.threads, seed=self.seed)
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    for part in text.split(","):
-        if not part.isdecimal():
-            raise ValueError(f"{part!r} is not a whole number")
-        if int(part) < 1:
-            raise ValueError(f"{int(part)} is not at least 1")
-    numbers = tuple(map(int, text.split(",")))
-    if len(set(numbers)) < len(numbers):
-        raise ValueError(f"{text} names a number twice")
-    return numbers
-
-
 @dataclass(frozen=True, kw_only=True)
 class DeviceOptions(Options):
-    """Prices of devices, and numbers of them to compare."""
+    """Price of devices."""
 
     TITLE = "devices"
 
@@ -144,13 +131,6 @@ class DeviceOptions(Options):
         None,
         "price of one device-hour, with one device per replica; adds the cost of the job",
         metavar="MONEY",
-    )
-    sweep: tuple[int, ...] | None = option(
-        None,
-        "print a table of plans for these numbers of replicas, each with all, half, a quarter and an eighth"
-        " of --slots, instead of one plan; --time-limit is for the whole table",
-        metavar="N,N,...",
-        parse=_numbers,
     )
 
 
@@ -238,13 +218,7 @@ class PlanOptions(
 
     TITLE = ABOUT = ""
     RULES = (
-        Rule(
-            ("length_error", "engine", "work", "output", "overwrite"),
-            excludes=("sweep",),
-            hint="Leave it out, or --sweep, which writes no plan.",
-        ),
-        Rule(("solver",), excludes=("sweep", "replicas")),
-        Rule(("slots auto",), when=lambda options: options.sweep is not None, where="with --sweep"),
+        Rule(("solver",), excludes=("replicas",)),
         Rule(("slots auto",), when=lambda options: options.replicas, where="with --replicas"),
         Rule(("slots auto",), when=lambda options: options.aim, where="with --objective"),
         Rule(("solver", "params"), when=lambda options: options.aim, where="with --objective {objective}"),
@@ -275,7 +249,7 @@ class PlanOptions(
             where="with --replicas and --length-error: queues are compared",
         ),
         Rule(("unit",), excludes=("no_prefix_caching",)),
-        Rule(("params",), excludes=("replicas", "length_error", "sweep", "engine")),
+        Rule(("params",), excludes=("replicas", "length_error", "engine")),
         Rule(("params",), when=lambda options: options.solver != DEFAULT_SOLVER, where=_ON_SOLVER),
         *(Rule((name,), excludes=("engine",), hint=hint) for name, hint in _ON_ENGINE.items()),
         Rule(
@@ -301,5 +275,5 @@ class PlanOptions(
     json: bool = option(False, "print one JSON object instead of a table")
 
     def saved(self) -> PlanOptions:
-        """Return the options with a file of the plan, unless several are compared."""
-        return self if self.sweep is not None or self.output else replace(self, output=DEFAULT_OUTPUT)
+        """Return the options with a file of the plan."""
+        return self if self.output else replace(self, output=DEFAULT_OUTPUT)

@@ -70,11 +70,8 @@ class MixedJob:
 
     def rows(self, members: IntArray | None = None) -> Sequences:
         """Return the sequences to simulate, for some completions or all."""
-        work = self.workload
-        if members is None:
-            return Sequences(work.input_tokens, work.output_tokens, tree=self.tree)
-        tree = None if self.tree is None else self.tree.select(members)
-        return Sequences(work.input_tokens[members], work.output_tokens[members], tree=tree)
+        rows = Sequences(self.workload.input_tokens, self.workload.output_tokens, tree=self.tree)
+        return rows if members is None else rows.select(members)
 
     def least(self, limits: EngineLimits) -> Sequences:
         """Return the least work that a bound may assume."""

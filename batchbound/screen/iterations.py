@@ -12,9 +12,9 @@ from ..data.figures import percentage
 from ..data.iteration_plan import IterationPlan
 from ..options.plan import PlanOptions
 from ..plan_for_engines import EnginePlan
-from ..solvers.result import Status
-from .fleet import interrupted, paid
+from ..solvers.result import Status, StoppedBy
 from .streams import say
+from .terminal import INTERRUPTED, note
 
 
 def show_engine_plan(made: EnginePlan, options: PlanOptions, seconds: float) -> int:
@@ -145,3 +145,17 @@ def _share(value: object) -> str | None:
 
 def _decimals(value: object, digits: int, unit: str = "") -> str | None:
     return f"{value:,.{digits}f}{unit}" if isinstance(value, float) else None
+
+
+def interrupted(stopped_by: str, output: object) -> int:
+    """Note an interrupted search; return the exit status."""
+    if stopped_by != StoppedBy.INTERRUPT:
+        return 0
+    note(f"interrupted: {output} holds the best plan found until then")
+    return INTERRUPTED
+
+
+def paid(replicas: int, makespan: float, price: float | None) -> dict[str, object]:
+    """Return device-hours and their cost, by JSON key."""
+    hours = replicas * makespan / 3600
+    return {"device_hours": hours, "money": None if price is None else price * hours}

@@ -12,10 +12,8 @@ from ..data.plan import ASSUMED, EXPECTED_LENGTHS, Plan
 from ..models.padding import padding_tokens
 from ..options.plan import PlanOptions
 from ..plan_for_engines import EnginePlan
-from ..plan_requests import FleetComparison
-from .fleet import interrupted, paid, seconds_basis, show_comparison
 from .gain import COLUMNS
-from .iterations import show_engine_plan
+from .iterations import interrupted, paid, show_engine_plan
 from .streams import say
 from .terminal import note
 
@@ -77,10 +75,8 @@ _OF_COSTS = (
 """Keys of a summary that need measured costs."""
 
 
-def show(made: Plan | EnginePlan | FleetComparison, options: PlanOptions, seconds: float) -> int:
-    """Print the summary of a plan, or a table of several."""
-    if isinstance(made, FleetComparison):
-        return show_comparison(made, options)
+def show(made: Plan | EnginePlan, options: PlanOptions, seconds: float) -> int:
+    """Print the summary of a plan."""
     if isinstance(made, EnginePlan):
         return show_engine_plan(made, options, seconds)
     return _show_plan(made, options, seconds)
@@ -232,3 +228,13 @@ def _shown(name: str, value: object) -> str:
     if name == "lengths" and value in EXPECTED_LENGTHS:
         return f"expected, by {value}"
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def seconds_basis(cost_source: Mapping[str, object]) -> str:
+    """Return the model and device that a plan's seconds are for."""
+    engine = cost_source.get("engine")
+    if isinstance(engine, Mapping) and engine:
+        return f"in the seconds of {engine.get('model')} on {engine.get('device')}"
+    if cost_source.get("name") in ("paper", ASSUMED):
+        return "in the seconds of a LLaMA-65B: see --cost"
+    return f"in the seconds of {cost_source.get('name')}"

@@ -43,6 +43,11 @@ class LengthHistory:
         """Median relative error of expected lengths before each completion."""
         return float(np.median(self._missed)) if self._missed else None
 
+    @property
+    def tokens(self) -> list[int]:
+        """Tokens of all completions."""
+        return [tokens for lengths in self._lengths.values() for tokens in lengths]
+
     def expected(self, prompts: Sequence[Any]) -> IntArray:
         """Return each prompt's expected tokens, shape (prompts,)."""
         if not self._lengths:

@@ -168,29 +168,42 @@ class Roofline:
         ring = 2 * (self.degree - 1) / self.degree * data / (link.bandwidth * self.efficiency.link)
         return np.asarray((2 + across) * self.efficiency.collective + ring)
 
+    def decode_steps(self, sequences: FloatArray, contexts: FloatArray) -> FloatArray:
+        """Return the seconds of a token for each sequence, by sequences and mean tokens held."""
+        layer = self.layer_seconds(sequences, prompts=False) + self.decode_attention(sequences, contexts)
+        layer = layer + self.all_reduce_seconds(sequences)
+        return np.asarray(self.shape.layers * layer + self.head_seconds(sequences))
+
     def decode_step(self, sequences: float, context: float) -> float:
         """Return the seconds of a token for each sequence."""
-        batch, contexts = np.array([float(sequences)]), np.array([float(context)])
-        layer = self.layer_seconds(batch, prompts=False) + self.decode_attention(batch, contexts)
-        layer = layer + self.all_reduce_seconds(batch)
-        return float((self.shape.layers * layer + self.head_seconds(batch))[0])
+        return float(self.decode_steps(np.array([float(sequences)]), np.array([float(context)]))[0])
+
+    def prompt_seconds(
+        self, sequences: float, length: float, *, reused: float = 0.0, together: float = 1.0
+    ) -> float:
+        """Return the seconds that a prompt adds to iterations of decoding sequences.
+
+        reused: Tokens of the prompt that need no computation.
+        together: Prompts in an iteration that has prompts; below 1 for chunks. The weights are read once for
+            all of them and the decodes.
+        """
+        batch, whole, kept = (np.array([float(value)]) for value in (sequences, length, reused))
+        decoding = self.layer_seconds(batch, prompts=False)
+        mixed = self.layer_seconds(batch + together * (whole - kept), prompts=True)
+        seconds = np.maximum(0.0, mixed - decoding) / together
+        seconds = seconds + self.encode_attention(whole) - self.encode_attention(kept)
+        seconds = seconds + self.all_reduce_seconds(whole - kept) - self.all_reduce_seconds(np.zeros(1))
+        return self.shape.layers * float(seconds[0])
 
     def tpot(self, sequences: float, input_tokens: float, output_tokens: float) -> float:
         """Return the seconds per token of a request in a steady state.
 
         Besides a token of each sequence, iterations compute prompts at the rate that keeps the number of
-        sequences: one per ``output_tokens`` tokens of a request. The weights are read once for both.
+        sequences: one per ``output_tokens`` tokens of a request.
         """
-        batch, length = np.array([float(sequences)]), np.array([float(input_tokens)])
         prompts = sequences / output_tokens
-        together = max(1.0, prompts)
-        decoding = self.layer_seconds(batch, prompts=False)
-        mixed = self.layer_seconds(batch + together * length, prompts=True)
-        more = prompts / together * np.maximum(0.0, mixed - decoding)
-        all_reduces = self.all_reduce_seconds(length) - self.all_reduce_seconds(np.zeros(1))
-        more = more + prompts * (self.encode_attention(length) + all_reduces)
         step = self.decode_step(sequences, input_tokens + output_tokens / 2)
-        return step + self.shape.layers * float(more[0])
+        return step + prompts * self.prompt_seconds(sequences, input_tokens, together=max(1.0, prompts))
 
     def profile(self) -> LayerProfile:
         """Return the model's estimated profile, with the estimates' error."""

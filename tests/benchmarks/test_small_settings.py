@@ -24,6 +24,7 @@ SMALL: dict[str, str] = {
     "baton.py": "--small --set free mixed --slots 2 --scale-short 0.02 --scale-mixed 0.0005 --tries 3"
     " --repeats 1",
     "baton_lengths.py": "--seeds 1 --tries 500",
+    "deployments.py": "",
     "econoserve": "--minutes 0.05 --traces alpaca --seeds 1 --steps 1 --seconds 0.2 --queued 200",
     "econoserve/kv_pipelining.py": "--requests 4 --slots 4 --blocks 16",
     "engine_speed.py": "--small --workload 0 --requests 8 --slots 4 --repeats 1",
@@ -80,6 +81,7 @@ STANDS_FOR = {
     "PROFILES": "PROFILE_TP1 PROFILE_TP2",
     "PROFILE_TP1": "PUBLIC/layer_profiles/RTX4090-Toy-tp1",
     "PROFILE_TP2": "PUBLIC/layer_profiles/RTX4090-Toy-tp2",
+    "FOLDER": "PUBLIC",
     "FILE": "PUBLIC/aiconfigurator/measured_points.csv",
     "mine=lengths.csv": "mine=PUBLIC/lengths.csv",
     "vllm": "VLLM",

@@ -11,8 +11,8 @@ OPTIONS = PlanOptions
 
 def run(options: PlanOptions) -> int:
     """Make the plan, write it, and print its summary."""
-    from ...plan_requests import plan_or_compare
+    from ...plan_requests import plan_for_any
     from ...screen.plan import show
 
     begun, options = time.perf_counter(), options.saved()
-    return show(plan_or_compare(options), options, time.perf_counter() - begun)
+    return show(plan_for_any(options), options, time.perf_counter() - begun)

@@ -1,0 +1,119 @@
+"""Options of ``batchbound size``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import KW_ONLY, dataclass
+from datetime import datetime, timedelta
+from typing import Annotated, Literal
+
+from ..data.files.errors import InputError
+from .option import Option, PathText, everyday, option
+from .problem import LENGTHS, PromptTable
+from .values import AnyPath, File, Name, Positive, TokenCount
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for name in text.split(",") if name))
+
+
+def _duration(text: str) -> float:
+    parts = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
+    if parts is None or not float(parts[1]):
+        raise ValueError(f"{text!r} is no time: write 8h, 90m, 3600s or 2d")
+    return float(parts[1]) * _UNITS[parts[2]]
+
+
+def _until(text: str, now: datetime) -> float:
+    """Return the seconds until a time of day, or a date with a time."""
+    try:
+        if re.fullmatch(r"\d\d?:\d\d", text):
+            moment = datetime.strptime(text, "%H:%M").time()
+            end = datetime.combine(now.date(), moment)
+            end += timedelta(days=end <= now)
+        else:
+            end = datetime.fromisoformat(text)
+        left = (end - (now if end.tzinfo is None else now.astimezone())).total_seconds()
+    except ValueError:
+        raise ValueError(f"{text!r} is no time: write 07:00 or 2026-12-01T07:00") from None
+    if left <= 0:
+        raise ValueError(f"{text} is over")
+    return left
+
+
+@dataclass(frozen=True)
+class SizeOptions(PromptTable):
+    """Requests, their completion windows, the model, and devices with prices."""
+
+    TITLE = ""
+
+    rows: Annotated[
+        PathText, Option("prompts or a table of lengths, as in `plan`", positional=True, metavar="ROWS")
+    ]
+    more: tuple[PathText, ...] = option(
+        (), "further jobs on the same deployment", positional=True, metavar="ROWS", words="*"
+    )
+    _: KW_ONLY
+    model: Annotated[
+        PathText,
+        Option(
+            "config.json of the model, or its folder; no weights are read", everyday=True, metavar="CONFIG"
+        ),
+    ]
+    by: tuple[str, ...] = everyday(
+        (),
+        "time by which a job must be done, as 07:00 or 2026-12-01T07:00; once for all jobs, or once for each",
+        metavar="TIME",
+        words="append",
+        excludes=("within",),
+    )
+    within: tuple[str, ...] = everyday(
+        (), "the same as a duration from now: 8h, 90m, 2d", metavar="DURATION", words="append"
+    )
+    devices: tuple[str, ...] = everyday(
+        (),
+        "kinds of devices, as h100,l40s (default: those of --prices)",
+        metavar="NAME,NAME",
+        parse=_names,
+    )
+    prices: File | None = everyday(
+        None,
+        "TOML file with a table for each device: price of a device-hour, most (devices, default 64), startup"
+        " (seconds until a replica serves); for a device of your own also flops, bandwidth and memory",
+    )
+    lengths: str | None = everyday(None, LENGTHS, metavar="SOURCE")
+    longest_completion: TokenCount | None = everyday(None, "maximum tokens of a completion, as in `plan`")
+    tokenizer: Name | None = option(
+        None, "tokenizer that counts prompts: a directory or a hub name (default: a token per four bytes)"
+    )
+    profile: tuple[AnyPath, ...] = option(
+        (),
+        "layer profile of the model on one of the devices, in place of the estimate from its rates; one for"
+        " each tensor-parallel degree",
+        words="append",
+    )
+    quantization: Literal["fp8"] | None = option(None, "quantise the weights as vLLM's --quantization does")
+    slots: Positive | None = option(
+        None, "maximum number of requests in progress on a replica (default: the fewest that are fast)"
+    )
+    picture: File | None = everyday(None, "draw cost against finish time as .png or .svg", writes=True)
+    overwrite: bool = option(False, "replace the picture if it exists", needs=("picture",))
+    json: bool = option(False, "print one JSON object instead of tables")
+
+    @property
+    def files(self) -> tuple[PathText, ...]:
+        """Files of the jobs."""
+        return (self.rows, *self.more)
+
+    def windows(self, now: datetime) -> tuple[float, ...]:
+        """Return the seconds until each job's deadline."""
+        try:
+            seconds = [_until(text, now) for text in self.by] or [_duration(text) for text in self.within]
+        except ValueError as error:
+            raise InputError(str(error), where="--by" if self.by else "--within") from None
+        if len(seconds) not in (1, len(self.files)):
+            what = f"{len(seconds)} windows for {len(self.files)} jobs" if seconds else "no window"
+            raise InputError(what, hint="Give --by 07:00 or --within 8h once, or once for each job.")
+        return tuple(seconds * len(self.files) if len(seconds) == 1 else seconds)

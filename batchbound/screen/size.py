@@ -1,0 +1,149 @@
+"""Screen of ``batchbound size``."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..data.figures import clock_text
+from ..data.files.disk import atomic_write
+from ..data.files.record import plain
+from ..options.size import SizeOptions
+from ..sizing.deployment import Deployment
+from ..sizing.result import Sizing
+from .gain import command_lines
+from .streams import say
+
+_SHOWN = 5
+"""Deployments in the table."""
+
+
+def show(sizing: Sizing, options: SizeOptions) -> int:
+    """Print the deployments; return 1 if none keeps the windows."""
+    if options.picture is not None:
+        from ..drawing import deployments
+
+        with atomic_write(options.picture, binary=True) as stream:
+            deployments(sizing).savefig(stream, format=Path(options.picture).suffix[1:])
+    if options.json:
+        say(json.dumps(_summary(sizing)))
+    else:
+        for line in _lines(sizing):
+            say(line)
+    return 0 if sizing.kept else 1
+
+
+def _summary(sizing: Sizing) -> dict[str, object]:
+    """Return the sizing as plain JSON values."""
+    return {
+        "lengths": sizing.pooled.word,
+        "proven": sizing.pooled.proven,
+        "windows_s": dict(zip(sizing.names, sizing.windows, strict=True)),
+        "keeps": bool(sizing.kept),
+        "choice": None if sizing.choice is None else _values(sizing.choice),
+        "kept": [_values(one) for one in sizing.kept],
+        "next_cheaper": None if sizing.next_cheaper is None else _values(sizing.next_cheaper),
+        "frontier": [_values(one) for one in sizing.frontier],
+        "impossible": {
+            name: {"devices": count, **plain(more), "seconds": _finite(more.seconds)}
+            for name, (count, more) in sizing.impossible.items()
+        },
+        "jobs": [{"file": sizing.names[job], "kept": kept, **plain(end)} for job, end, kept in sizing.agenda],
+        "commands": list(sizing.commands),
+    }
+
+
+def _finite(seconds: float) -> float | None:
+    return seconds if math.isfinite(seconds) else None
+
+
+def _values(one: Deployment) -> dict[str, object]:
+    replica = one.replica
+    settings = {name: getattr(replica, name) for name in ("degree", "slots", "batched_tokens", "kv_tokens")}
+    device = replica.offer.device.name
+    return {"device": device, "replicas": one.replicas, **settings, "cost": one.cost, **plain(one.end)}
+
+
+def _lines(sizing: Sizing) -> Iterator[str]:
+    rows, word = sizing.pooled.rows, sizing.pooled.word
+    each = f"{rows.prompt.mean():,.0f} tokens in and {rows.output.mean():,.0f} out each"
+    yield f"{len(rows):,} requests, {each}{' at most' * (word == 'at most')}"
+    shared = rows.cached.sum() / rows.prompt.sum()
+    yield f"{shared:.0%} of the prompts' tokens in beginnings that are computed once"
+    if not sizing.pooled.counted:
+        yield "prompts are counted at four bytes a token; --tokenizer counts them"
+    priced = all(one.replica.offer.price is not None for one in sizing.tried)
+    head = f"{word:>9s} {'90 % interval':>18s} {'90 % sure':>9s} {'cost' if priced else 'device-h':>8s}"
+    yield f"  {'':24s} slots {head}"
+    shown = sizing.kept[:_SHOWN] or ((sizing.choice,) if sizing.choice else ())
+    yield from (_row(one, "->" if one is sizing.choice else "") for one in shown)
+    yield from _verdict(sizing)
+    yield from _impossible(sizing)
+    yield from _jobs(sizing)
+    yield from _replica(sizing)
+
+
+def _row(one: Deployment, mark: str) -> str:
+    end = one.end
+    interval = f"{clock_text(end.low)}-{clock_text(end.high)}"
+    times = f"{clock_text(end.expected):>9s} {interval:>18s} {clock_text(end.sure):>9s}"
+    return f"  {mark:3s}{one.name:21s} {one.replica.slots:5d} {times} {one.cost:8,.2f}"
+
+
+def _verdict(sizing: Sizing) -> Iterator[str]:
+    window = ", ".join(dict.fromkeys(map(clock_text, sizing.windows)))
+    if not sizing.tried:
+        yield "no replica of up to 8 devices holds the weights and the longest request"
+    elif not sizing.kept:
+        yield f"nothing that was tried ends with 90 % within {window}; the nearest is shown"
+    elif sizing.next_cheaper is None:
+        yield f"nothing cheaper was tried; window {window}"
+    else:
+        cheaper = sizing.next_cheaper
+        fails = f"{cheaper.cost:,.2f}, sure only by {clock_text(cheaper.end.sure)}"
+        yield f"next cheaper, too late for {window}: {cheaper.name}, {fails}"
+
+
+def _impossible(sizing: Sizing) -> Iterator[str]:
+    proven = sizing.pooled.proven
+    for name, (count, excess) in sizing.impossible.items():
+        few = f"{count} x {name}" + (" or fewer" if count > 1 else "")
+        if excess.limit == "memory":
+            yield f"impossible: {few}, whose memory is less than the weights"
+            continue
+        due = ", ".join(sizing.names[job] for job in excess.demand.jobs)
+        of = f" for {due}" if len(sizing.names) > 1 else ""
+        least = f"at least {clock_text(excess.seconds)}{of}, by {excess.limit}"
+        yield f"{'impossible, proven' if proven else 'too few, with such lengths'}: {few}: {least}"
+    if sizing.impossible:
+        yield "  at the stated rates, whatever the settings; assuming: one token a sequence and"
+        yield "  iteration, KV cache as the model computes, no offload, a cold prefix cache"
+
+
+def _jobs(sizing: Sizing) -> Iterator[str]:
+    if len(sizing.names) == 1:
+        return
+    yield "order of the jobs:"
+    for job, finish, kept in sizing.agenda:
+        until = f"{clock_text(finish.expected)}, 90 % sure by {clock_text(finish.sure)}"
+        late = "" if kept else ": LATE"
+        yield f"  {sizing.names[job]}: {until}, window {clock_text(sizing.windows[job])}{late}"
+
+
+def _replica(sizing: Sizing) -> Iterator[str]:
+    if sizing.choice is None:
+        return
+    replica, replicas = sizing.choice.replica, sizing.choice.replicas
+    running = replica.running(sizing.load, replicas)
+    shared = sizing.load.beginnings(running)
+    yield (
+        f"each of {replicas} replicas, {replica.startup:,.0f} s after its start:"
+        if replicas > 1
+        else (f"the replica, {replica.startup:,.0f} s after its start:")
+    )
+    kv = f"{replica.kv_tokens:,} tokens of KV cache, {shared:,.0f} for shared beginnings"
+    yield f"  {running:,.0f} requests at a time, {kv}"
+    for command in sizing.commands:
+        yield from command_lines("$", command)

@@ -1,0 +1,1 @@
+"""Size deployments for jobs with completion windows."""

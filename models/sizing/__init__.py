@@ -1,0 +1,1 @@
+"""Sizing of deployments: seconds of a job, and the least that any needs."""
