@@ -22,6 +22,7 @@ from .data.report import Report
 from .data.schedule import Violation
 from .data.trace import PLANNED, Trace
 from .executor.reports.report import plan_report, run_bound_of, served_part
+from .executor.reports.report import simulated as traces_of
 from .executor.reports.steady_state import reached
 from .heuristics.prefixes.engine import TreeEngine
 from .heuristics.prefixes.vllm_cache import BlockTree
@@ -85,7 +86,7 @@ def _false_followed(plan: Plan, followed: FollowedPolicy) -> Violation | None:
     return verify_fleet_bound(plan.fleet, followed.bound)
 
 
-def report(plan: Plan, traces: Sequence[Trace], *, seconds: float | None = None) -> DrawnReport:
+def report(plan: Plan, traces: Sequence[Trace] | None = None, *, seconds: float | None = None) -> DrawnReport:
     """Report a run, with its gap for the actual lengths.
 
     Parameters
@@ -93,7 +94,7 @@ def report(plan: Plan, traces: Sequence[Trace], *, seconds: float | None = None)
     plan
         Plan of the run.
     traces
-        Trace of each replica.
+        Trace of each replica; without them the report is of the plan alone, simulated.
     seconds
         Wall-clock seconds of the work behind the report.
 
@@ -103,6 +104,8 @@ def report(plan: Plan, traces: Sequence[Trace], *, seconds: float | None = None)
         If the traces are of another plan, or not one for each replica.
     """
     check_type("plan", plan, Plan, hint="a Plan, or the path of one")
+    if traces is None:
+        traces = traces_of(plan)
     for trace in [traces] if isinstance(traces, str | os.PathLike) else traces:
         check_type("traces", trace, Trace, hint="a list of Trace, or both arguments as paths")
     calibrated = calibration_of(plan)

@@ -46,6 +46,7 @@ def test_a_plan_is_made_simulated_reported_and_verified() -> None:
     assert plan.makespan <= trace.makespan + 1e-9
     report = batchbound.report(plan, [trace])
     assert report.requests == 4
+    assert batchbound.report(plan).makespan == pytest.approx(plan.makespan)
     assert batchbound.solve(problem(), limits=Limits(seconds=0.3)).makespan == pytest.approx(plan.makespan)
 
 
