@@ -188,13 +188,7 @@ class _Help(argparse.Action):
         more = "print this help, or with 'all' the help of every option"
         super().__init__(option_strings, argparse.SUPPRESS, nargs="?", metavar="all", help=more)
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,
-    ) -> None:
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         assert isinstance(parser, Parser)
         sys.stdout.write(parser.format_help(every=values == "all"))
         parser.exit()
@@ -203,13 +197,7 @@ class _Help(argparse.Action):
 class _StoreOnce(argparse._StoreAction):
     """Action of an option that may be given once."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,
-    ) -> None:
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         if option_string is not None and isinstance(parser, Parser):
             parser.take(self.dest, option_string)
         super().__call__(parser, namespace, values, option_string)
@@ -298,13 +286,7 @@ def _named(action: argparse.Action) -> str:
 class PrintCompletion(argparse.Action):
     """Option that prints a shell's script and exits; ``const`` returns the parser of all commands."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,
-    ) -> None:
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         """Print the script of the named shell."""
         if values not in SHELLS:
             parser.error(f"there is no script for {values!r}; there are {', '.join(SHELLS)}")
