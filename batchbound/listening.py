@@ -5,27 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from dataclasses import dataclass
 
 
+@dataclass(frozen=True, slots=True)
 class Listener:
-    """Listener that hears nothing; the command line's prints on stderr."""
+    """Functions that take remarks and progress; by default none is heard, the command line's print on stderr.
 
-    silent = True
-    """Whether progress of other libraries is disabled, too."""
+    note, warn: Take a remark, and a warning.
+    working: Takes the present work; its context yields a function that replaces the text.
+    progress: Takes a number of units; its context yields a function that takes the number done.
+    silent: Whether progress of other libraries is disabled, too.
+    """
 
-    def note(self, text: str) -> None:
-        """Take a remark."""
-
-    def warn(self, text: str) -> None:
-        """Take a warning."""
-
-    def working(self, text: str) -> AbstractContextManager[Callable[[str], None]]:
-        """Take the present work; yield a function that replaces its text."""
-        return nullcontext(lambda changed: None)
-
-    def progress(self, total: int, unit: str) -> AbstractContextManager[Callable[[int], None]]:
-        """Yield a function that takes the number of units done."""
-        return nullcontext(lambda done: None)
+    note: Callable[[str], None] = lambda text: None
+    warn: Callable[[str], None] = lambda text: None
+    working: Callable[[str], AbstractContextManager[Callable[[str], None]]] = lambda text: nullcontext(
+        lambda changed: None
+    )
+    progress: Callable[[int, str], AbstractContextManager[Callable[[int], None]]] = lambda total, unit: (
+        nullcontext(lambda done: None)
+    )
+    silent: bool = True
 
 
 LISTENER: ContextVar[Listener] = ContextVar("listener", default=Listener())  # noqa: B039 - it has no state

@@ -193,11 +193,11 @@ def _set_options(parser: Parser, record: type[Record], run: Callable[[Record], i
 
 
 def _set_voice(args: argparse.Namespace) -> None:
-    from ..listening import LISTENER
-    from ..screen.terminal import set_voice
-    from .listener import Voice
+    from ..listening import LISTENER, Listener
+    from ..screen.progress import progress, working
+    from ..screen.terminal import note, set_voice, warn
 
-    LISTENER.set(Voice(silent=args.quiet))
+    LISTENER.set(Listener(note, warn, working, progress, silent=args.quiet))
     set_voice(quiet=args.quiet, verbose=args.verbose)
     if args.verbose:
         logging.basicConfig(format="batchbound: %(message)s", stream=sys.stderr)

@@ -24,7 +24,7 @@ from batchbound.solvers.search.stages import annealing as stage_annealing
 from batchbound.solvers.search.stages import search as stage_search
 from batchbound.solvers.search.stages.annealing import StageAnnealing
 from batchbound.solvers.search.stages.parameters import StageTimeParameters
-from batchbound.solvers.search.stages.rounding import whole_slots
+from batchbound.solvers.search.stages.search import whole_slots
 from batchbound.solvers.search.stages.slot_price import (
     SlotPrice,
     slot_price,

@@ -17,7 +17,7 @@ from batchbound.solvers.search.baselines import simulated_schedule
 from batchbound.solvers.search.params import SearchParams
 from batchbound.solvers.search.schedule_search import search_schedule
 from batchbound.solvers.search.stages.annealing import initial_times
-from batchbound.solvers.search.stages.rounding import whole_slots
+from batchbound.solvers.search.stages.search import whole_slots
 from batchbound.solvers.search.stages.slot_price import slot_price
 from batchbound.solvers.search.stages.spans import LengthProfile, Spans
 from batchbound.solvers.search.stages.times import StageCosts
