@@ -11,6 +11,7 @@ from .cost_cache import costs_of
 from .data.bound import PROVEN_WITHIN, Bound
 from .data.costs.link import FREE_LINK, Link
 from .data.files.disk import InputError
+from .data.files.kinds import is_of_kind
 from .data.files.outputs import refuse_outputs
 from .data.fleet import Fleet
 from .data.iteration_plan import IterationPlan, load_plan
@@ -19,6 +20,8 @@ from .data.problem import Problem
 from .data.readers.measured_run import read_vllm_run
 from .data.readers.openai_batch import each_sample, read_batch
 from .data.readers.profile_readers import read_profile
+from .data.readers.replayed import KIND as REPLAY
+from .data.readers.replayed import Replayed
 from .data.schedule import Violation
 from .data.trace import PLANNED, Trace
 from .executor.profiling.validate import Validation, validate_run, validate_trace
@@ -76,12 +79,14 @@ class Verified:
     """A plan, its violation or None, and the run of a plan without lengths.
 
     from_prompts: True if the tree of shared beginnings was derived from the prompts again.
+    replayed: The plan's replay on a server, or None.
     """
 
     plan: Plan | IterationPlan
     violation: Violation | None
     run: VerifiedRun | None = None
     from_prompts: bool = False
+    replayed: Replayed | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +107,12 @@ class Compared:
 
 @takes(VerifyOptions)
 def verify_file(options: VerifyOptions) -> Verified | Compared:
-    """Verify a file's plan without its solver, or compare two runs."""
+    """Verify a file's plan or replay without its solver, or compare two runs."""
     if options.same_as is not None:
         return _compared(options.plan, options.same_as)
+    if is_of_kind(options.plan, REPLAY):
+        replayed = Replayed.load(options.plan)
+        return Verified(replayed.plan, verify(replayed.plan), replayed=replayed)
     plan = load_plan(options.plan)
     if options.prompts is not None:
         tree = plan.tree if isinstance(plan, IterationPlan) else plan.workload.tree

@@ -43,6 +43,7 @@ RESEARCH = {
     "bound": "print the lower bounds of a workload with their terms",
     "export": "write a linear model of a workload as MPS or LP, for any solver",
     "validate": "print the simulator's error against a measured run",
+    "replay": "send requests of forced lengths to a server, and compare it with simulation and bound",
 }
 
 COMMANDS = EVERYDAY | RESEARCH
@@ -64,6 +65,7 @@ EXAMPLES = {
     "search": "batchbound search table3:0 --profile profile.json --latency-bound 30",
     "predict": "batchbound predict train prompts.jsonl answers.jsonl -o predictor",
     "validate": "batchbound validate measured-run --profile layers.json",
+    "replay": "batchbound replay plan.json --server http://localhost:8000",
 }
 """Example of each command, shown at the end of its help."""
 

@@ -94,7 +94,9 @@ class ReportOptions(Options):
 class VerifyOptions(Options):
     """A plan to verify, or two traces to compare."""
 
-    plan: PathText = option("plan.json", "plan (default %(default)s)", positional=True, metavar="PLAN")
+    plan: PathText = option(
+        "plan.json", "plan or replay (default %(default)s)", positional=True, metavar="PLAN"
+    )
     _: KW_ONLY
     same_as: PathText | None = option(
         None,

@@ -80,7 +80,6 @@ class ObjectiveOptions(Options):
         " time at which K requests, or K groups of a table, are complete)",
         metavar="makespan|total|first:K|groups:K",
         parse=_objective,
-        excludes=("replicas", "length_error"),
     )
 
     @property
@@ -220,6 +219,7 @@ class PlanOptions(
     RULES = (
         Rule(("solver",), excludes=("replicas",)),
         Rule(("slots auto",), when=lambda options: options.replicas, where="with --replicas"),
+        Rule(("objective",), excludes=("replicas", "length_error")),
         Rule(("slots auto",), when=lambda options: options.aim, where="with --objective"),
         Rule(("solver", "params"), when=lambda options: options.aim, where="with --objective {objective}"),
         Rule(

@@ -1,4 +1,4 @@
-"""Screens of ``verify``, ``bound``, ``export`` and ``validate``."""
+"""Screens of ``verify``, ``replay``, ``bound``, ``export`` and ``validate``."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from ..data.claims.assumptions import assumed_line
 from ..data.files.record import plain
 from ..data.iteration_plan import IterationPlan
 from ..data.plan import Plan
+from ..data.readers.replayed import Replayed
 from ..executor.profiling.validate import Validation
 from ..models.formulations.linear_model import LinearModel
 from ..options.bound import BoundOptions, ExportOptions
 from ..options.judging import ValidateOptions, VerifyOptions
+from ..options.replay import ReplayOptions
 from .streams import say
-from .terminal import fail, note
+from .terminal import WRONG_BOUND, fail, note
 
 
 def show_verified(verified: Verified | Compared, options: VerifyOptions) -> int:
@@ -45,6 +47,8 @@ def show_verified(verified: Verified | Compared, options: VerifyOptions) -> int:
             makespan_s=run.seconds,
             gap=run.bound.gap(run.seconds),
         )
+    elif verified.replayed is not None:
+        _show_replay(verified.replayed, as_json=options.json)
     elif options.json:
         tree = {"tree_from_prompts": True} if verified.from_prompts else {}
         say(json.dumps({"verified": True, **_claims(plan), **tree}))
@@ -136,6 +140,80 @@ def _show_iterations(plan: IterationPlan, *, from_prompts: bool) -> None:
         say(f"gap {plan.seconds_gap:.4%}")
     if plan.profile is not None:
         say("only a sample of iterations checks that those prices are at most the profile's")
+
+
+def _show_replay(replayed: Replayed, *, as_json: bool) -> None:
+    if as_json:
+        say(json.dumps({"verified": True, **_replay_summary(replayed)}))
+        return
+    _show_iterations(replayed.plan, from_prompts=False)
+    say("the server drew each completion's planned tokens, and no count is below its bound:")
+    _show_figures(replayed)
+
+
+def _replay_summary(replayed: Replayed) -> dict[str, object]:
+    """Return the figures of a replay by JSON key."""
+    plan, server = replayed.plan, replayed.server
+    predicted = plan.shares[0].predicted
+    return {
+        "order": plan.shares[0].order,
+        "requests": len(plan.workload),
+        "slots": plan.shares[0].limits.sequences,
+        "objective": "makespan" if plan.aim is None else str(plan.aim.goal.objective),
+        "value": replayed.value,
+        "simulated": replayed.simulated,
+        "least": replayed.least,
+        "error": replayed.error,
+        "iterations": replayed.iterations,
+        "simulated_iterations": plan.iterations,
+        "least_iterations": plan.bound.iterations,
+        "preemptions": server.preemptions,
+        "simulated_preemptions": None if predicted is None else predicted.preemptions,
+        "prompt_tokens": int(replayed.prompt_tokens.sum()),
+        "completion_tokens": int(replayed.completion_tokens.sum()),
+        "seconds": float(replayed.finished.max()),
+    }
+
+
+def show_replayed(replayed: Replayed, options: ReplayOptions) -> int:
+    """Print the server's counts next to simulation and bound."""
+    violation = replayed.check()
+    if options.json:
+        say(json.dumps(_replay_summary(replayed) | {"replay": str(options.output)}))
+    else:
+        say(f"{options.output}: {_replay_of(replayed)}")
+        _show_figures(replayed)
+        if (assuming := assumed_line(replayed.plan.relied_on)) is not None:
+            note(assuming)
+    if violation is not None:
+        fail(f"{options.output}: {violation}")
+        return WRONG_BOUND if violation.rule == "the bound holds" else 1
+    return 0
+
+
+def _replay_of(replayed: Replayed) -> str:
+    share = replayed.plan.shares[0]
+    machine = f"{share.limits.sequences:,} slots of {replayed.server.engine}"
+    return f"{len(replayed.plan.workload):,} completions on {machine}, {share.order}"
+
+
+def _show_figures(replayed: Replayed) -> None:
+    """Print a replay as a table."""
+    figures = _replay_summary(replayed)
+    say(f"  {'':22s} {'least':>12s} {'simulated':>12s} {'server':>12s}")
+    rows = [("iterations", "least_iterations", "simulated_iterations", "iterations")]
+    if replayed.plan.aim is not None:
+        rows.append((str(figures["objective"]), "least", "simulated", "value"))
+    rows.append(("preemptions", "", "simulated_preemptions", "preemptions"))
+    for label, *names in rows:
+        cells = "".join(f" {_cell(figures.get(name)):>12s}" for name in names)
+        say(f"  {label:22s}{cells}")
+    if replayed.error is not None:
+        say(f"  the server is {replayed.error:+.2%} off the simulation, and took {figures['seconds']:,.1f} s")
+
+
+def _cell(value: object) -> str:
+    return f"{value:,.0f}" if isinstance(value, int | float) else ""
 
 
 def _show_compared(compared: Compared, *, as_json: bool) -> int:

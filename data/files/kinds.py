@@ -18,6 +18,7 @@ KINDS = {
     "batchbound_iteration_cost": "what an iteration of a server costs",
     "batchbound_trace": "the trace of a run",
     "batchbound_server_run": "the trace of a run on a server",
+    "batchbound_replay": "a replay on a server",
     "batchbound_report": "a report",
     "batchbound_cost": "a cost model",
     "batchbound_layer_profile": "a layer profile",
@@ -34,6 +35,7 @@ _HINTS = {
     "batchbound_iteration_cost": "Name it with `batchbound plan --for ENGINE --cost`.",
     "batchbound_trace": "`batchbound report PLAN TRACE` reads it.",
     "batchbound_server_run": "`batchbound audit` reads it.",
+    "batchbound_replay": "`batchbound verify` reads it.",
     "batchbound_cost": "Name it with --cost.",
     "batchbound_layer_profile": "Name it with --profile.",
 }
