@@ -160,13 +160,6 @@ class Gain:
         note = "nothing is proven" if above is None else f"proven; run {max(0.0, above):.0%} above"
         return [*lines, GainLine("least possible", None, self.least, note)]
 
-    @property
-    def steps_to_save(self) -> float:
-        """Fraction of decode steps that known lengths would save."""
-        if self.known is None or not self.this_run.decode_steps:
-            return 0.0
-        return max(0.0, 1 - self.known.decode_steps / self.this_run.decode_steps)
-
 
 def _against(saved: float) -> str:
     if abs(saved) < EQUAL:
