@@ -65,7 +65,7 @@ class Option:
     flag: Name on the command line, if it is not the field's.
     older: Former names, which are understood and not shown.
     words: Number of words, as argparse's ``nargs``; for a tuple, ``"append"`` is one word each time.
-    needs: Fields without any of which it has no effect.
+    needs: Fields without any of which it has no effect; None for those of its class.
     excludes: Fields with any of which it has no effect.
     parse: Function that reads a word; raises ValueError.
     writes: True for a file that is written.
@@ -81,7 +81,7 @@ class Option:
     positional: bool = False
     words: str | None = None
     choices: tuple[str, ...] | None = None
-    needs: tuple[str, ...] = ()
+    needs: tuple[str, ...] | None = None
     excludes: tuple[str, ...] = ()
     parse: Callable[[str], Any] | None = None
     writes: bool = False
@@ -213,6 +213,8 @@ class Options:
     """Title of the class's own options in the help."""
     ABOUT: ClassVar[str] = ""
     """Text below the title."""
+    NEEDS: ClassVar[tuple[str, ...]] = ()
+    """Options of which the class's own need one, unless they state others."""
     RULES: ClassVar[tuple[Rule, ...]] = ()
     """Cases in which options have no effect, beside ``needs`` and ``excludes``."""
 
@@ -344,6 +346,9 @@ def _resolved(name: str, hint: Any, field: dataclasses.Field[Any], owner: type[O
             kinds.append(origin if origin in (Mapping, os.PathLike) else part)
     if option is None:
         return None
+    if option.needs is None:
+        needs = owner.__dict__.get("NEEDS", ())
+        option = dataclasses.replace(option, needs=() if name in needs else needs)
     kind = next((kind for kind in kinds if kind in _PLAIN), str if choices else object)
     default = field.default if field.default_factory is MISSING else field.default_factory()
     if option.parse is not None and kind is not Mapping:

@@ -98,16 +98,13 @@ class SolverOptions(Options):
     TITLE = "solver"
 
     solver: str = option(
-        DEFAULT_SOLVER,
-        "solver that makes the schedule (default %(default)s)",
-        choices=tuple(sorted(SOLVERS)),
+        DEFAULT_SOLVER, "solver that makes the schedule (default %(default)s)", choices=tuple(sorted(SOLVERS))
     )
     time_limit: Seconds | None = option(
         None, f"search time in seconds (default {DEFAULT_SECONDS:g}, none with --work)"
     )
     work: Positive | None = option(
-        None,
-        "search limit in steps; unlike a time limit, it gives the same schedule for the same seed",
+        None, "search limit in steps; unlike a time limit, it gives the same schedule for the same seed"
     )
     seed: Seed = option(0, "seed of the search's random choices (default %(default)s)")
     threads: Positive = option(1, "threads of an external solver (default %(default)s)")
@@ -138,6 +135,7 @@ class MixingOptions(Options):
     """Engines that mix prompts with generated tokens."""
 
     TITLE = "engines that mix prompts with generated tokens"
+    NEEDS = ("engine",)
     ABOUT = (
         "Without --for, a plan is for batchbound's own engine, which alternates prefill stages and decode"
         " steps. vLLM and SGLang mix both in their iterations: --for plans the order of requests, the number"
@@ -157,24 +155,19 @@ class MixingOptions(Options):
         None,
         f"maximum tokens per iteration, vLLM's max_num_batched_tokens (default: {USUAL_BUDGET} in the"
         " simulation, no limit in the bound)",
-        needs=("engine",),
     )
     block_tokens: TokenCount | None = option(
-        None,
-        f"tokens per block of KV cache (default: {USUAL_BLOCK} in the simulation, 1 in the bound)",
-        needs=("engine",),
+        None, f"tokens per block of KV cache (default: {USUAL_BLOCK} in the simulation, 1 in the bound)"
     )
     unit: TokenCount | None = option(
         None,
         "tokens by which the engine reuses a common beginning: vLLM's prefix_match_unit, or else its block"
         " size (default 1, which is always safe: a larger one than the engine's gives a false bound)",
-        needs=("engine",),
     )
     no_prefix_caching: bool = option(
         False,
         "compute each prompt in full, as vLLM with --no-enable-prefix-caching (default: compute a common"
         " beginning of prompts once)",
-        needs=("engine",),
     )
 
 

@@ -24,27 +24,23 @@ class PromptTable(Options):
     """Columns of a table of prompts."""
 
     TITLE = "prompts in a table: Parquet, CSV, JSONL, a dataset's folder"
+    NEEDS = ("prompt_column",)
 
     prompt_column: Name | None = everyday(
         None, "column of texts, or of conversations: lists of messages with role and content"
     )
-    id_column: Name | None = option(
-        None, "column of the requests' ids (default: they are numbered)", needs=("prompt_column",)
-    )
+    id_column: Name | None = option(None, "column of the requests' ids (default: they are numbered)")
     max_tokens_column: Name | None = option(
-        None,
-        "column of the maximum tokens of each completion (default: max_tokens, if there is one)",
-        needs=("prompt_column",),
+        None, "column of the maximum tokens of each completion (default: max_tokens, if there is one)"
     )
     drop_last_assistant: bool = option(
-        False, "leave out a conversation's last message if it is the assistant's", needs=("prompt_column",)
+        False, "leave out a conversation's last message if it is the assistant's"
     )
 
     raw: bool = option(
         False,
         "send texts as they are; by default a text is a user's message, which the model's chat template"
         " writes, and on a server goes to the chat endpoint",
-        needs=("prompt_column",),
     )
 
     def columns_of(self, tokenizer: str | None = None) -> PromptColumns | None:

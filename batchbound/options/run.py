@@ -54,9 +54,7 @@ class PlanningOptions(PromptTable):
         parse=_lengths,
     )
     longest_completion: TokenCount | None = everyday(
-        None,
-        "maximum tokens of a completion, as in `plan`",
-        older=("--longest-answer", "--max-tokens"),
+        None, "maximum tokens of a completion, as in `plan`", older=("--longest-answer", "--max-tokens")
     )
     cost: File | None = option(
         None, "cost model of `batchbound profile` (default: costs measured by an earlier run of the model)"
@@ -68,6 +66,7 @@ class SendingOptions(Options):
     """Servers that complete a job, and how requests are sent."""
 
     TITLE = "server"
+    NEEDS = ("server",)
     ABOUT = (
         "Send the requests to a server with OpenAI's API (vLLM, SGLang, llama.cpp, ...), in the plan's order."
         " PLAN may then be a batch file, and --model replaces the model's name in every request."
@@ -83,48 +82,33 @@ class SendingOptions(Options):
         None,
         "completions in flight on each server (default: the slots and an eighth more, at least 4; raised up"
         " to fourfold if its queue runs empty)",
-        needs=("server",),
     )
     order: Order | None = option(
-        None,
-        "order of the requests; auto: the order of fewest simulated iterations (default: auto)",
-        needs=("server",),
+        None, "order of the requests; auto: the order of fewest simulated iterations (default: auto)"
     )
     batched_tokens: Positive | None = option(
         None,
         "maximum tokens per iteration, vLLM's --max-num-batched-tokens (default: 2048 in the simulation, no"
         " limit in the bound)",
-        needs=("server",),
     )
-    timeout: Seconds | None = option(
-        None, "time limit of a request in seconds (default: 3600)", metavar="S", needs=("server",)
-    )
+    timeout: Seconds | None = option(None, "time limit of a request in seconds (default: 3600)", metavar="S")
     attempts: Positive | None = option(
-        None,
-        "attempts at a request if the server is busy or fails with a 5xx (default: 8)",
-        needs=("server",),
+        None, "attempts at a request if the server is busy or fails with a 5xx (default: 8)"
     )
     outage: Seconds | None = option(
-        None,
-        "seconds without a reachable server until the run stops (default: 600)",
-        metavar="S",
-        needs=("server",),
+        None, "seconds without a reachable server until the run stops (default: 600)", metavar="S"
     )
     deadline: Seconds | None = option(
-        None,
-        "seconds until the run ends; unfinished requests are marked batch_expired",
-        metavar="S",
-        needs=("server",),
+        None, "seconds until the run ends; unfinished requests are marked batch_expired", metavar="S"
     )
-    body: File | None = option(
-        None, "JSON object of fields to add to request bodies that lack them", needs=("server",)
-    )
+    body: File | None = option(None, "JSON object of fields to add to request bodies that lack them")
     retry: tuple[str, ...] = option(
         (),
         "rows of an earlier run to complete again: cut at max_tokens (then under the cap of"
         " --longest-completion), on a server also failed, or expired by --deadline; may be repeated"
         " (default: on a server failed and expired)",
         choices=RETRIED,
+        needs=(),
         words="append",
     )
     header: tuple[str, ...] = option(
@@ -132,11 +116,8 @@ class SendingOptions(Options):
         "header of each request, such as a gateway's key; may be repeated; @FILE reads one a line",
         metavar="NAME=VALUE",
         words="append",
-        needs=("server",),
     )
-    ca: File | None = option(
-        None, "certificates to trust (default: the system's, and SSL_CERT_FILE)", needs=("server",)
-    )
+    ca: File | None = option(None, "certificates to trust (default: the system's, and SSL_CERT_FILE)")
 
 
 @dataclass(frozen=True)
@@ -172,9 +153,7 @@ class JobOptions(RunOptions, LoadingOptions, PlanningOptions, SendingOptions):
         writes=True,
     )
     trace: File | None = option(
-        None,
-        f"file of the trace (default {TRACE}; with --output NAME.jsonl, NAME.trace.jsonl)",
-        writes=True,
+        None, f"file of the trace (default {TRACE}; with --output NAME.jsonl, NAME.trace.jsonl)", writes=True
     )
     overwrite: bool = everyday(False, "replace the output if it exists")
     json: bool = option(False, "print the whole report as one JSON object")

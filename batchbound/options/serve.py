@@ -58,6 +58,7 @@ class RealDevice(Options):
     """A model on this machine."""
 
     TITLE = "device, real"
+    NEEDS = ("engine",)
 
     engine: str | None = everyday(
         None,
@@ -65,14 +66,9 @@ class RealDevice(Options):
         metavar="MODEL",
     )
     dtype: str = option(
-        "auto",
-        "data type of the weights",
-        choices=("auto", "float32", "float64", "bfloat16", "float16"),
-        needs=("engine",),
+        "auto", "data type of the weights", choices=("auto", "float32", "float64", "bfloat16", "float16")
     )
-    verify: bool = option(
-        False, "compare every completion with the model's own for the request alone", needs=("engine",)
-    )
+    verify: bool = option(False, "compare every completion with the model's own for the request alone")
 
 
 def _share(name: str, what: str) -> Any:

@@ -45,6 +45,7 @@ class HiddenOptions(Options):
     """Earlier completions, training steps, and unfinished completions of a step."""
 
     TITLE = "unknown lengths"
+    NEEDS = ("steps",)
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(("trace",), excludes=("steps",)),
         Rule(("swap",), when=_takes_no_swap, where="on the policy {policy}", hint=f"Give --policy {CHOSEN}."),
@@ -83,34 +84,22 @@ class HiddenOptions(Options):
         "share of groups in flight beyond those that a step waits for; unfinished ones continue in the next"
         " step (APRIL; default 0: a barrier)",
         metavar="SHARE",
-        needs=("steps",),
     )
     keep: Positive | None = option(
-        None,
-        "keep the first K completions of each group to end, and stop the others",
-        metavar="K",
-        needs=("steps",),
+        None, "keep the first K completions of each group to end, and stop the others", metavar="K"
     )
     keep_groups: AtLeastZero | None = option(
         None,
         "share of a step's groups that is enough; the others are given up (K of N)",
         metavar="SHARE",
-        needs=("steps",),
         excludes=("ahead", "keep", "restart"),
     )
-    restart: bool = option(
-        False, "start unfinished groups again, in phases of their own (RollPacker)", needs=("steps",)
-    )
-    keep_kv: bool = option(
-        False,
-        "keep the KV cache of continued completions although the weights changed",
-        needs=("steps",),
-    )
+    restart: bool = option(False, "start unfinished groups again, in phases of their own (RollPacker)")
+    keep_kv: bool = option(False, "keep the KV cache of continued completions although the weights changed")
     training: AtLeastZero | None = option(
         None,
         "seconds of a step besides its generation (default: those of a log of rollouts, else none)",
         metavar="SECONDS",
-        needs=("steps",),
     )
 
 

@@ -138,7 +138,7 @@ def test_each_option_has_help_and_refers_to_options_that_exist(record: type[Opti
     fields = {field.name: field for field in fields_of(record)}
     for field in fields.values():
         assert field.option.help
-        assert {*field.option.needs, *field.option.excludes} <= fields.keys()
+        assert {*(field.option.needs or ()), *field.option.excludes} <= fields.keys()
         assert field.kind is not object or field.option.parse is not None, field.name
     for rule in record.RULES:
         names = {name.split()[0] for name in rule.options} | {*rule.needs, *rule.excludes}
