@@ -121,8 +121,9 @@ def _loaded(source: ModelOptions, options: RunOptions, remark: Callable[[str], N
     if arithmetic is not None:
         remark(f"arithmetic: {arithmetic}")
     widened = arithmetic is not None and arithmetic.widened
-    if str(model.dtype) == "torch.bfloat16" and not widened and not options.tuned.repeatable:
-        remark(f"bfloat16 here: {fastest_products(model.device, model.dtype)}")
+    name = str(model.dtype).removeprefix("torch.")
+    if name in ("bfloat16", "float32") and not widened and not options.tuned.repeatable:
+        remark(f"{name} here: {fastest_products(model.device, model.dtype)}")
     tier = source.tier_of(model)
     if options.tuned.repeatable:
         try:

@@ -15,16 +15,6 @@
 
 namespace {
 
-inline void narrow(float x, float* out) { *out = x; }
-inline void narrow(double x, double* out) { *out = x; }
-inline void narrow(float x, bf16* out) {
-    uint32_t bits;
-    std::memcpy(&bits, &x, 4);
-    // To the nearest, ties to even; NaN stays NaN.
-    uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    out->bits = uint16_t(x != x ? 0x7fc0 : rounded);
-}
-
 // exp for x <= 0, to 2e-7 relative: a polynomial that the compiler vectorizes.
 inline float exponential(float x) {
     x = x < -87.0f ? -87.0f : x;
@@ -79,18 +69,17 @@ struct Before {
     std::vector<int64_t> begin;
 };
 
-// Queries that attend together to columns that their rows share.
-template <typename C>
-constexpr int64_t together = 2 * lanes<C>;
+// Vectors of queries that attend together to columns that their rows share.
+constexpr int64_t MOST_VECTORS = 3;
 template <typename C>
 constexpr int64_t FEWEST = lanes<C> / 2;  // for fewer a row at a time is as fast
 
 // Queries [from, from + count) of some rows attend to columns together: a vector holds one number of several.
-template <typename Q, typename T, typename C>
+template <typename Q, typename T, typename C, int VECTORS>
 void attend_shared(const Q* query, const T* keys, const T* values, const Layout& kl, const Layout& vl,
                    const int64_t* members, int64_t from, int64_t count, int64_t head, int64_t group, int64_t ks,
                    int64_t vs, int64_t begin, int64_t end, C scale, Before<C>& before, std::vector<C>& room) {
-    constexpr int64_t W = together<C>;
+    constexpr int64_t W = VECTORS * lanes<C>;
     const int64_t padded = (vs + STRIP - 1) / STRIP * STRIP;
     room.assign(ks * W + padded * W + CHUNK * W + CHUNK * std::max(ks, padded), C(0));
     C *asked = room.data(), *sums = asked + ks * W, *scores = sums + padded * W, *panel = scores + CHUNK * W;
@@ -113,7 +102,7 @@ void attend_shared(const Q* query, const T* keys, const T* values, const Layout&
             for (int64_t i = 0; i < ks; i++) panel[c * ks + i] = wide(keys[head * kl.head_step + places[c] + i]);
         std::fill(scores, scores + CHUNK * W, C(0));
         for (int64_t c = 0; c < columns; c += STRIP)
-            tile<C, 2, STRIP>(panel + c * ks, ks, 1, asked, W, ks, scores + c * W);
+            tile<C, VECTORS, STRIP>(panel + c * ks, ks, 1, asked, W, ks, scores + c * W);
         for (int64_t q = 0; q < W; q++) fade[q] = top[q];
         for (int64_t c = 0; c < columns; c++)
             for (int64_t q = 0; q < W; q++) top[q] = scores[c * W + q] > top[q] ? scores[c * W + q] : top[q];
@@ -133,7 +122,7 @@ void attend_shared(const Q* query, const T* keys, const T* values, const Layout&
             for (int64_t i = 0; i < vs; i++)
                 panel[c * padded + i] = wide(values[head * vl.head_step + places[c] + i]);
         for (int64_t i = 0; i < padded; i += STRIP)
-            tile<C, 2, STRIP>(panel + i, 1, padded, scores, W, columns, sums + i * W);
+            tile<C, VECTORS, STRIP>(panel + i, 1, padded, scores, W, columns, sums + i * W);
     }
     for (int64_t q = 0; q < count; q++) {
         before.top[place(q)] = top[q];
@@ -236,14 +225,19 @@ void attend(const Q* query, const T* keys, const T* values, Q* output, const int
         for (int64_t g = 0; g < groups; g++) {
             const int64_t first = next[0], last = next[1], members = next[2], *member = next + 3;
             next = member + members;
-            const int64_t queries = members * group, parts = (queries + together<C> - 1) / together<C>;
+            const int64_t queries = members * group, vectors = (queries + lanes<C> - 1) / lanes<C>;
+            const int64_t parts = (vectors + MOST_VECTORS - 1) / MOST_VECTORS;
             if (queries < FEWEST<C>) continue;
 #pragma omp for collapse(2) schedule(dynamic)
             for (int64_t part = 0; part < parts; part++)
                 for (int64_t head = 0; head < kv_heads; head++) {
-                    const int64_t from = part * together<C>, count = std::min(together<C>, queries - from);
-                    attend_shared<Q, T, C>(query, keys, values, kl, vl, member, from, count, head, group, key_size,
-                                           value_size, first, last, C(scale), before, room);
+                    const int64_t wide = (part + 1) * vectors / parts - part * vectors / parts;
+                    const int64_t from = part * vectors / parts * lanes<C>;
+                    const int64_t count = std::min(wide * lanes<C>, queries - from);
+                    const auto attend_all = wide == 1 ? attend_shared<Q, T, C, 1> : wide == 2 ? attend_shared<Q, T, C, 2>
+                                                                                              : attend_shared<Q, T, C, 3>;
+                    attend_all(query, keys, values, kl, vl, member, from, count, head, group, key_size, value_size,
+                               first, last, C(scale), before, room);
                 }
         }
 #pragma omp for collapse(2) schedule(dynamic)

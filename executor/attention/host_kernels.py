@@ -27,7 +27,11 @@ from .kernels import Held, agree, masked
 
 _LOG = logging.getLogger(__name__)
 
-_SOURCES = tuple(Path(__file__).with_name(name) for name in ("host_kernels.cpp", "host_products.cpp"))
+_SOURCES = {
+    # Sums in any order can be vectorized; tiles whose sums were reordered would not fit the registers.
+    Path(__file__).with_name("host_kernels.cpp"): ("-fassociative-math",),
+    Path(__file__).with_name("host_products.cpp"): (),
+}
 _HEADER = Path(__file__).with_name("host_tile.hpp")
 _FLAGS = (
     "-O3",
@@ -35,11 +39,10 @@ _FLAGS = (
     "-std=c++17",
     "-fPIC",
     "-fopenmp",
-    # They let sums be vectorized. NaN and infinity keep their meaning: a model's NaN must be seen.
+    # NaN and infinity keep their meaning: a model's NaN must be seen.
     "-fno-math-errno",
     "-fno-trapping-math",
     "-fno-signed-zeros",
-    "-fassociative-math",
 )
 _BUILD_SECONDS = 120.0
 NORM_KINDS = (0, 1)
@@ -95,12 +98,15 @@ class HostKernels:
             ("norm", [pointer] * 3 + [number, number, ctypes.c_double, number], _NAMES),
             ("rotate", [pointer] * 5, _NAMES),
             ("product", [pointer] * 5, products),
+            ("halves", [pointer] * 5, products),
+            ("pack", [pointer] * 2 + [number] * 2, products),
         )
         for name, arguments, formats in takes:
             for dtype, of in formats.items():
                 function = getattr(library, f"{name}_{of}")
-                function.argtypes, function.restype = arguments, None
+                function.argtypes, function.restype = arguments, number if name == "pack" else None
                 self._functions[name, dtype] = function
+        self._panel = int(library.panel_outputs())
 
     def takes(self, dtype: torch.dtype) -> bool:
         """Return whether there are functions for a number format."""
@@ -198,6 +204,29 @@ class HostKernels:
         )
         return output
 
+    def pack(self, weight: torch.Tensor) -> torch.Tensor | None:
+        """Return a weight (outputs, inputs) in halves; None if bfloat16 does not hold it exactly."""
+        count, size = weight.shape
+        weight = weight.contiguous()
+        packed = torch.empty(-(-count // self._panel), -(-size // 2), self._panel, dtype=torch.int32)
+        lost = self._functions["pack", weight.dtype](weight.data_ptr(), packed.data_ptr(), size, count)
+        return None if lost else packed
+
+    def times_halves(
+        self, inputs: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, count: int
+    ) -> torch.Tensor:
+        """Return inputs times a weight of :meth:`pack`, plus a bias; sums are float32."""
+        size = inputs.shape[-1]
+        if (size + 1) // 2 != packed.shape[1]:
+            raise TypeError(f"inputs have {size} numbers, and the weight {2 * packed.shape[1]}")
+        inputs, bias = inputs.contiguous(), None if bias is None else bias.float()
+        output = inputs.new_empty(*inputs.shape[:-1], count)
+        numbers = (inputs.numel() // size, size, count, torch.get_num_threads())
+        self._functions["halves", inputs.dtype](
+            inputs.data_ptr(), packed.data_ptr(), _pointer(bias), output.data_ptr(), _array(numbers)
+        )
+        return output
+
 
 def _refuse_mixed(own: torch.Tensor, *tensors: torch.Tensor) -> None:
     """Refuse number formats that no function takes together."""
@@ -256,7 +285,8 @@ def _library(compiler: str) -> Path:
     threads = [] if openmp is None else [str(openmp), f"-Wl,-rpath,{openmp.parent}"]
     source = b"\0".join(path.read_bytes() for path in (*_SOURCES, _HEADER))
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=_BUILD_SECONDS)
-    parts = (source, version.stdout, " ".join((*_FLAGS, *threads)).encode(), machine_name().encode())
+    flags = " ".join((*_FLAGS, *sum(_SOURCES.values(), ()), *threads))
+    parts = (source, version.stdout, flags.encode(), machine_name().encode())
     name = hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "batchbound"
     library = home / f"host_kernels-{name}.so"
@@ -265,7 +295,10 @@ def _library(compiler: str) -> Path:
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=home) as folder:
         compiled, linked = [f"{folder}/{path.stem}.o" for path in _SOURCES], f"{folder}/kernels.so"
-        steps = [[*_FLAGS, "-c", str(p), "-o", o] for p, o in zip(_SOURCES, compiled, strict=True)]
+        steps = [
+            [*_FLAGS, *own, "-c", str(path), "-o", to]
+            for (path, own), to in zip(_SOURCES.items(), compiled, strict=True)
+        ]
         link = ["-shared", *compiled, *(threads or ["-fopenmp"]), "-o", linked]
         for arguments in (*steps, link):
             built_ = subprocess.run(
@@ -304,5 +337,9 @@ def _check(kernels: HostKernels, dtype: torch.dtype) -> None:
         weight = random(37, 40)
         for rows in (1, 9):
             inputs = random(rows, 40).float()
-            if not agree(kernels.product(inputs, weight, None), inputs @ weight.float().T):
+            expected, halves = inputs @ weight.float().T, kernels.pack(weight.bfloat16())
+            own = [kernels.product(inputs, weight, None)]
+            if dtype is torch.bfloat16:
+                own.append(kernels.times_halves(inputs, halves, None, 37))  # type: ignore[arg-type]
+            if not all(agree(output, expected) for output in own):
                 raise UnfitError(f"products with weights in {dtype} are wrong")

@@ -3,6 +3,10 @@
 // Weights (outputs, inputs) are read in their own type and widened a panel at a time; no packed copy is kept.
 // From eight rows on, inputs are transposed, so that a vector holds one input of several rows: each weight is
 // then broadcast, and sums need no reduction across lanes.
+//
+// Halves are packed bfloat16 weights, or float32 weights whose lower 16 bits are zero, as those of a bfloat16
+// checkpoint: panels of WIDE vectors of outputs, in which a word holds the weights of two inputs. A shift or a mask
+// widens them exactly, and decode steps read half the bytes.
 
 #include <algorithm>
 #include <cstdint>
@@ -13,7 +17,7 @@
 
 namespace {
 
-constexpr int LANES = lanes<float>;
+constexpr int LANES = lanes<float>, WIDE = 2, PANEL_OUTPUTS = LANES * WIDE;
 constexpr int64_t DEPTH = 1024;  // inputs of a widened panel: it stays in the first caches
 constexpr int64_t ROWS = 256;    // transposed at a time: they stay in the second cache
 typedef uint16_t halves __attribute__((vector_size(LANES * 2)));
@@ -125,12 +129,116 @@ void product(const float* inputs, const T* weights, const float* bias, float* ou
 #undef CASE
 }
 
+inline vec<float> as_floats(words w) {
+    vec<float> v;
+    std::memcpy(&v, &w, sizeof v);
+    return v;
+}
+
+// COUNT rows of outputs times a panel. Inputs have the order (size, COUNT).
+template <typename T, int COUNT>
+void halves_tile(const float* inputs, const uint32_t* panel, int64_t pairs, const float* bias, T* output, int64_t step,
+                 int64_t wanted) {
+    vec<float> sums[COUNT][WIDE] = {};
+    for (int64_t k = 0; k < pairs; k++) {
+        vec<float> even[WIDE], odd[WIDE];
+        for (int v = 0; v < WIDE; v++) {
+            words w;
+            std::memcpy(&w, panel + (k * WIDE + v) * LANES, sizeof w);
+            even[v] = as_floats(w << 16);
+            odd[v] = as_floats(w & 0xffff0000u);
+        }
+        const float* own = inputs + 2 * k * COUNT;
+        for (int r = 0; r < COUNT; r++) {
+            const vec<float> in = own[r] - vec<float>{};
+            for (int v = 0; v < WIDE; v++) sums[r][v] += in * even[v];
+        }
+        for (int r = 0; r < COUNT; r++) {
+            const vec<float> in = own[COUNT + r] - vec<float>{};
+            for (int v = 0; v < WIDE; v++) sums[r][v] += in * odd[v];
+        }
+    }
+    for (int r = 0; r < COUNT; r++) {
+        float row[PANEL_OUTPUTS];
+        std::memcpy(row, sums[r], sizeof row);
+        for (int64_t o = 0; o < wanted; o++) narrow(row[o] + (bias ? bias[o] : 0.0f), output + r * step + o);
+    }
+}
+
+template <typename T>
+void halves_product(const T* inputs, const uint32_t* weight, const float* bias, T* outputs, const int64_t* n) {
+    const int64_t rows = n[0], size = n[1], count = n[2], threads = n[3], pairs = (size + 1) / 2;
+    typedef void (*Tile)(const float*, const uint32_t*, int64_t, const float*, T*, int64_t, int64_t);
+    static const Tile tiles[] = {
+        halves_tile<T, 1>, halves_tile<T, 2>, halves_tile<T, 3>, halves_tile<T, 4>, halves_tile<T, 5>, halves_tile<T, 6>,
+#if defined(__AVX512F__)
+        halves_tile<T, 7>, halves_tile<T, 8>, halves_tile<T, 9>, halves_tile<T, 10>, halves_tile<T, 11>, halves_tile<T, 12>,
+#endif
+    };
+    constexpr int64_t MOST = sizeof tiles / sizeof *tiles;
+    static thread_local std::vector<float> room;
+    room.resize(ROWS * 2 * pairs);
+    float* turned = room.data();
+    for (int64_t from = 0; from < rows; from += ROWS) {
+        const int64_t block = std::min(ROWS, rows - from), parts = (block + MOST - 1) / MOST;
+        for (int64_t part = 0; part < parts; part++) {
+            const int64_t begin = part * block / parts, some = (part + 1) * block / parts - begin;
+            float* to = turned + begin * 2 * pairs;
+            for (int64_t r = 0; r < some; r++) {
+                const T* row = inputs + (from + begin + r) * size;
+                for (int64_t k = 0; k < size; k++) to[k * some + r] = wide(row[k]);
+                if (size % 2) to[size * some + r] = 0.0f;
+            }
+        }
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+        for (int64_t o = 0; o < count; o += PANEL_OUTPUTS)
+            for (int64_t part = 0; part < parts; part++) {
+                const int64_t begin = part * block / parts, some = (part + 1) * block / parts - begin;
+                tiles[some - 1](turned + begin * 2 * pairs, weight + o * pairs, pairs, bias ? bias + o : nullptr,
+                                outputs + (from + begin) * count + o, count, std::min<int64_t>(PANEL_OUTPUTS, count - o));
+            }
+    }
+}
+
+inline uint32_t bits_of(bf16 x) { return uint32_t(x.bits) << 16; }
+inline uint32_t bits_of(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    return bits;
+}
+
+// Returns the bits that were lost: zero if the halves are the weights.
+template <typename T>
+int64_t pack_halves(const T* weight, uint32_t* packed, int64_t size, int64_t count) {
+    const int64_t pairs = (size + 1) / 2;
+    uint32_t lost = 0;
+    for (int64_t first = 0; first < count; first += PANEL_OUTPUTS)
+        for (int64_t k = 0; k < pairs; k++, packed += PANEL_OUTPUTS)
+            for (int64_t o = 0; o < PANEL_OUTPUTS; o++) {
+                const T* row = weight + (first + o) * size + 2 * k;
+                const uint32_t even = first + o < count ? bits_of(row[0]) : 0;
+                const uint32_t odd = first + o < count && 2 * k + 1 < size ? bits_of(row[1]) : 0;
+                lost |= (even | odd) & 0xffffu;
+                packed[o] = even >> 16 | (odd & 0xffff0000u);
+            }
+    return lost;
+}
+
 }  // namespace
+
+extern "C" int64_t panel_outputs() { return PANEL_OUTPUTS; }
 
 #define EXPORT(NAME, T)                                                                                        \
     extern "C" void product_##NAME(const float* inputs, const T* weights, const float* bias, float* outputs,   \
                                    const int64_t* n) {                                                         \
         product<T>(inputs, weights, bias, outputs, n);                                                         \
+    }                                                                                                          \
+    extern "C" void halves_##NAME(const T* inputs, const uint32_t* weights, const float* bias, T* outputs,     \
+                                  const int64_t* n) {                                                          \
+        halves_product<T>(inputs, weights, bias, outputs, n);                                                  \
+    }                                                                                                          \
+    extern "C" int64_t pack_##NAME(const T* weights, uint32_t* packed, int64_t size, int64_t count) {          \
+        return pack_halves<T>(weights, packed, size, count);                                                   \
     }
 EXPORT(float32, float)
 EXPORT(bfloat16, bf16)

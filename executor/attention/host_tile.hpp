@@ -35,6 +35,16 @@ inline float wide(bf16 x) {
     return y;
 }
 
+inline void narrow(float x, float* out) { *out = x; }
+inline void narrow(double x, double* out) { *out = x; }
+inline void narrow(float x, bf16* out) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    // To the nearest, ties to even; NaN stays NaN.
+    uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    out->bits = uint16_t(x != x ? 0x7fc0 : rounded);
+}
+
 template <typename C>
 inline vec<C> load(const C* p) {
     vec<C> v;

@@ -1,7 +1,7 @@
-"""Copies of linear layers' weights in oneDNN's order.
+"""Copies of linear layers' weights in oneDNN's order, or in bfloat16 for float32 products of our own.
 
-Products of few rows on packed weights take 0.6 to 0.9 of the time; from some four rows on arithmetic binds.
-Where bfloat16 is slow the copies are float32, and products are rounded.
+Decode steps read all weights for few rows, so reading binds: float32 weights that bfloat16 holds exactly, as
+those of a bfloat16 checkpoint, are read in half the bytes.
 
 This module needs torch when it is imported.
 """
@@ -10,17 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 import torch
 
 from ..models.faults import available_bytes
 from ..models.wrapped import restoring
+from .host_kernels import HostKernels, built
 from .products import fastest_products, pack, packs, product
 
 _LEAST_WEIGHTS = 1 << 14
 """Least weights of a layer; the call costs more in smaller ones."""
+
+_FEW_ROWS = 64
+"""Rows up to which reading weights binds; for more torch multiplies float32 weights as fast."""
 
 _MEMORY_SHARE = 0.25
 """Share of the free memory that the copies may take."""
@@ -28,29 +32,31 @@ _MEMORY_SHARE = 0.25
 
 @dataclass(slots=True)
 class _Packed:
-    """A layer, its packed weight, the number format that it stands for, and the copied contents' version."""
+    """A layer and its packed weight.
+
+    dtype: Number format that the weight stands for.
+    halves: The functions that multiply it if it is in bfloat16 for float32 products; None for oneDNN.
+    of: The copied contents' version.
+    """
 
     module: torch.nn.Linear
-    weight: torch.Tensor
-    dtype: torch.dtype
-    widened: bool
-    of: tuple[int, int]
+    dtype: torch.dtype = field(init=False)
+    weight: torch.Tensor = field(init=False)
+    halves: HostKernels | None = field(init=False)
+    of: tuple[int, int] = field(init=False)
 
-    @classmethod
-    def copy(cls, module: torch.nn.Linear, dtype: torch.dtype) -> _Packed:
-        """Copy a layer's weight, in a number format."""
-        widened = fastest_products(module.weight.device, dtype).widened
-        return cls(module, pack(module.weight.detach().to(dtype), widened), dtype, widened, _contents(module))
-
-    def renew(self, dtype: torch.dtype) -> None:
-        """Copy the layer's weight again."""
-        fresh = _Packed.copy(self.module, dtype)
-        self.weight, self.dtype, self.widened, self.of = fresh.weight, dtype, fresh.widened, fresh.of
+    def renew(self, dtype: torch.dtype) -> _Packed:
+        """Copy the layer's weight, in a number format."""
+        self.dtype, self.of, weight = dtype, _contents(self.module), self.module.weight.detach().to(dtype)
+        kernels = built() if fastest_products(weight.device, dtype).halves else None
+        halves = None if kernels is None else kernels.pack(weight)
+        self.halves, self.weight = (None, pack(weight)) if halves is None else (kernels, halves)
+        return self
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Compute the layer, under autocast in autocast's number format."""
         bias: torch.Tensor | None = self.module.bias
-        dtype = self.module.weight.dtype
+        own = dtype = self.module.weight.dtype
         if torch.is_autocast_enabled("cpu"):
             dtype = torch.get_autocast_dtype("cpu")
             if not _taken(dtype):
@@ -58,7 +64,11 @@ class _Packed:
             inputs, bias = inputs.to(dtype), None if bias is None else bias.to(dtype)
         if self.dtype != dtype:
             self.renew(dtype)
-        return product(inputs, self.weight, bias, self.widened)
+        if self.halves is None:
+            return product(inputs, self.weight, bias)
+        if inputs.dtype == own == torch.float32 and inputs.numel() > _FEW_ROWS * inputs.shape[-1]:
+            return torch.nn.functional.linear(inputs, self.module.weight, bias)
+        return self.halves.times_halves(inputs, self.weight, bias, self.module.out_features)
 
 
 class PackedWeights:
@@ -66,7 +76,7 @@ class PackedWeights:
 
     def __init__(self, model: torch.nn.Module, *, available: Callable[[], int] = available_bytes) -> None:
         modules = _worth_packing(model, available)
-        self._packed = [_Packed.copy(module, module.weight.dtype) for module in modules]
+        self._packed = [_Packed(module).renew(module.weight.dtype) for module in modules]
 
     @property
     def layers(self) -> int:
@@ -98,13 +108,13 @@ class PackedWeights:
 
 
 def packed_bytes(model: torch.nn.Module, *, available: Callable[[], int] = available_bytes) -> int:
-    """Return the bytes of packed copies; 0 if memory is short."""
-    return sum(map(_bytes, _worth_packing(model, available)))
+    """Return the most bytes of packed copies; 0 if memory is short."""
+    return sum(module.weight.nbytes for module in _worth_packing(model, available))
 
 
 def _worth_packing(model: torch.nn.Module, available: Callable[[], int]) -> list[torch.nn.Linear]:
     modules = [module for module in model.modules() if _packable(module)]
-    size = sum(map(_bytes, modules))
+    size = sum(module.weight.nbytes for module in modules)
     return modules if size <= _MEMORY_SHARE * available() else []
 
 
@@ -120,12 +130,7 @@ def _packable(module: Any) -> TypeGuard[torch.nn.Linear]:
 
 
 def _taken(dtype: torch.dtype) -> bool:
-    return packs(dtype) or fastest_products(torch.device("cpu"), dtype).widened
-
-
-def _bytes(module: torch.nn.Linear) -> int:
-    weight = module.weight
-    return weight.nbytes * (2 if fastest_products(weight.device, weight.dtype).widened else 1)
+    return packs(dtype) or fastest_products(torch.device("cpu"), dtype).halves
 
 
 def _contents(module: torch.nn.Linear) -> tuple[int, int]:

@@ -1,7 +1,7 @@
-"""What this machine computes fastest in bfloat16, found by trying.
+"""What this machine computes fastest, found by trying.
 
-Processors with bfloat16 instructions multiply it several times as fast as float32, and torch's attention of
-prompts falls behind blocks of products. Others convert each number, and float32 is faster.
+Some processors multiply bfloat16 several times as fast as float32, and torch's attention of prompts falls
+behind blocks of products. On others float32 products that read bfloat16 weights are faster.
 
 This module needs torch when it is imported.
 """
@@ -16,9 +16,13 @@ from functools import cache
 import torch
 
 from .functions import attend_by_blocks, attend_from_latest
+from .host_kernels import built
 
-_GAIN = 1.2
+_GAIN = 1.1
 """Speed-up that justifies another way than torch's; larger chooses it less often."""
+
+_ROWS, _WEIGHTS = 16, 16
+"""Rows of a decode step, and weights of a trial."""
 
 _REPEATS = 3
 
@@ -28,51 +32,59 @@ _ROWS_HINT = 64
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """The ways that were fastest in bfloat16.
+    """The ways that were fastest in a number format.
 
-    widened: True for float32 products on widened copies of the weights, rounded to bfloat16.
+    halves: True for float32 products of our own on packed bfloat16 weights; see :meth:`HostKernels.pack`.
     blocks: True for attention of long prompts by blocks of products.
     """
 
-    widened: bool = False
+    halves: bool = False
     blocks: bool = False
 
     def __str__(self) -> str:
-        products = "in float32 on widened weights, rounded" if self.widened else "in bfloat16"
+        products = "in float32 on packed bfloat16 weights" if self.halves else "by oneDNN"
         attention = "blocks of products" if self.blocks else "torch's own function"
         return f"products {products}; attention of long prompts by {attention}"
 
 
 def fastest_products(device: torch.device, dtype: torch.dtype) -> Products:
     """Return the fastest ways for a model, after a trial the first time."""
-    if device.type != "cpu" or dtype is not torch.bfloat16:
+    if device.type != "cpu" or dtype not in (torch.bfloat16, torch.float32):
         return Products()
-    return _tried(torch.get_num_threads(), time.perf_counter)
+    # Other processes do not count.
+    return _tried(dtype, torch.get_num_threads(), time.process_time)
 
 
 @cache
 @torch.inference_mode()
-def _tried(threads: int, clock: Callable[[], float]) -> Products:
+def _tried(dtype: torch.dtype, threads: int, clock: Callable[[], float]) -> Products:
     draw = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=draw).bfloat16()
-
-    inputs, weight = random(32, 512), random(512, 512)
-    own, wide = pack(weight), pack(weight, True)
-    query, (keys, values) = random(1, 8, 512, 64), random(2, 1, 2, 512, 64)
+        return torch.randn(*shape, generator=draw).bfloat16().to(dtype)
 
     def faster(way: Callable[[], object], than: Callable[[], object]) -> bool:
         return _GAIN * least(way, clock) < least(than, clock)
 
-    return Products(
-        widened=packs(torch.float32)
-        and faster(lambda: product(inputs, wide, None, True), lambda: product(inputs, own)),
-        blocks=faster(
-            lambda: attend_by_blocks(query, keys, values, window=None, scale=None),
-            lambda: attend_from_latest(query, keys, values, window=None, scale=None),
-        ),
+    kernels = built()
+    inputs, weight = random(_ROWS, 1024), random(1024, 1024)
+    halves = None if kernels is None else kernels.pack(weight)
+    if kernels is None or halves is None:
+        return Products()
+    # More weights than the second cache holds, as a model has.
+    ours, own = ([packed.clone() for _ in range(_WEIGHTS)] for packed in (halves, pack(weight)))
+    by_halves = faster(
+        lambda: [kernels.times_halves(inputs, packed, None, 1024) for packed in ours],
+        lambda: [product(inputs, packed) for packed in own],
     )
+    if dtype is torch.float32:
+        return Products(by_halves)
+    query, (keys, values) = random(1, 8, 512, 64), random(2, 1, 2, 512, 64)
+    by_blocks = faster(
+        lambda: attend_by_blocks(query, keys, values, window=None, scale=None),
+        lambda: attend_from_latest(query, keys, values, window=None, scale=None),
+    )
+    return Products(by_halves, by_blocks)
 
 
 def least(call: Callable[[], object], clock: Callable[[], float], repeats: int = _REPEATS) -> float:
@@ -86,29 +98,23 @@ def least(call: Callable[[], object], clock: Callable[[], float], repeats: int =
     return min(timings)
 
 
-def product(
-    inputs: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None = None, widened: bool = False
-) -> torch.Tensor:
-    """Return inputs times a weight of :func:`pack`, plus a bias, in the inputs' number format."""
-    if widened:
-        bias = None if bias is None else bias.float()
-        return product(inputs.float(), packed, bias).to(inputs.dtype)
+def product(inputs: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Return inputs times a weight of :func:`pack`, plus a bias."""
     if not packs(packed.dtype):
         return torch.nn.functional.linear(inputs, packed, bias)
     output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(inputs, packed, bias, "none", [], "")
     return output
 
 
-def pack(weight: torch.Tensor, widened: bool = False) -> torch.Tensor:
+def pack(weight: torch.Tensor) -> torch.Tensor:
     """Return a weight's copy in oneDNN's order, where it has one for the number format."""
-    if widened:
-        weight = weight.float()
     if not packs(weight.dtype):
         return weight
     packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT)
     return packed
 
 
+@cache
 def packs(dtype: torch.dtype) -> bool:
     """Return whether oneDNN multiplies packed weights of a number format."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]

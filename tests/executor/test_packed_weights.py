@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
 from batchbound.executor.attention import packed_weights
+from batchbound.executor.attention.host_kernels import built
 from batchbound.executor.attention.packed_weights import PackedWeights, packed_bytes
 from batchbound.executor.attention.products import Products, packs
 
@@ -21,27 +22,57 @@ def two_layers(dtype: Any = torch.float32) -> Any:
     return model.to(dtype).eval()
 
 
-def can_pack(dtype: Any, widened: bool) -> bool:
-    """Whether packed weights of a number format are multiplied: with AVX2 alone no bfloat16."""
-    return packs(torch.float32 if widened else dtype)
-
-
 @pytest.mark.parametrize("rows", [1, 3, 64, 300])
-@pytest.mark.parametrize(
-    ("dtype", "widened"), [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)]
-)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("halves", [False, True])
+@pytest.mark.parametrize("of_bfloat16", [False, True])
 def test_packed_layers_give_what_the_layers_give(
-    rows: int, dtype: Any, widened: bool, monkeypatch: pytest.MonkeyPatch
+    rows: int, dtype: Any, halves: bool, of_bfloat16: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packed_weights, "fastest_products", lambda *_: Products(widened))
-    model, inputs = two_layers(dtype), torch.randn(2, rows, 128, dtype=dtype)
+    monkeypatch.setattr(packed_weights, "fastest_products", lambda *_: Products(halves))
+    model = two_layers(torch.bfloat16).to(dtype) if of_bfloat16 else two_layers(dtype)
+    inputs = torch.randn(2, rows, 128, dtype=dtype)
     packed = PackedWeights(model)
     with torch.inference_mode():
         expected = model(inputs)
         with packed.in_place():
             got = model(inputs)
-    assert packed.layers == (2 if can_pack(dtype, widened) else 0)
+    # With AVX2 alone oneDNN has no bfloat16.
+    assert packed.layers == (2 if packs(dtype) or halves else 0)
     assert torch.allclose(got.double(), expected.double(), atol=torch.finfo(dtype).eps * 10)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 12, 13, 300])
+@pytest.mark.parametrize(("size", "count"), [(1_037, 101), (64, 32), (1, 1)])
+def test_products_on_halves_are_those_of_their_weights(rows: int, size: int, count: int) -> None:
+    kernels = built()
+    if kernels is None:
+        pytest.skip("this machine has no C++ compiler")
+    draw = torch.Generator().manual_seed(0)
+    inputs, bias = torch.randn(rows, size, generator=draw), torch.randn(count, generator=draw)
+    weight = torch.randn(count, size, generator=draw).bfloat16()
+    halves = kernels.pack(weight)
+    assert halves is not None
+    same = kernels.pack(weight.float())
+    assert same is not None
+    assert torch.equal(halves, same)
+    expected = inputs.double() @ weight.double().T + bias
+    got = kernels.times_halves(inputs, halves, bias, count)
+    torch.testing.assert_close(got.double(), expected, atol=1e-3, rtol=0)
+    rounded = kernels.times_halves(inputs.bfloat16(), halves, bias.bfloat16(), count)
+    assert rounded.dtype == torch.bfloat16
+    torch.testing.assert_close(rounded.double(), expected, atol=0.02 * float(expected.abs().max()), rtol=0)
+
+
+def test_weights_that_halves_would_change_are_not_packed_as_halves() -> None:
+    kernels = built()
+    if kernels is None:
+        pytest.skip("this machine has no C++ compiler")
+    weight = torch.ones(3, 7)
+    weight[2, 6] += 2**-8
+    assert kernels.pack(weight) is None
+    weight[2, 6] = float("nan")
+    assert kernels.pack(weight) is not None
 
 
 def test_an_interrupt_while_layers_are_put_back_leaves_none_packed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,11 +177,14 @@ def test_without_memory_for_a_second_copy_the_own_weights_are_read() -> None:
     assert PackedWeights(model, available=lambda: 4 * size - 4).layers == 0
 
 
-def test_widened_copies_take_twice_the_memory_of_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_weights, "fastest_products", lambda *_: Products(widened=True))
-    size = 2 * 2 * 128 * 160
-    assert packed_bytes(two_layers(torch.bfloat16), available=lambda: 100 * size) == 2 * size
-    assert packed_bytes(two_layers(torch.bfloat16), available=lambda: 7 * size) == 0
+def test_copies_in_halves_take_no_more_memory_than_the_weights() -> None:
+    kernels = built()
+    if kernels is None:
+        pytest.skip("this machine has no C++ compiler")
+    model = two_layers(torch.bfloat16)
+    halves = [kernels.pack(layer.weight.detach()) for layer in model]
+    assert sum(packed.nbytes for packed in halves if packed is not None) == 2 * 2 * 128 * 160
+    assert packed_bytes(model, available=lambda: 10**9) == 2 * 2 * 128 * 160
 
 
 def test_layers_that_cannot_be_packed_are_left_alone() -> None:

@@ -1,4 +1,4 @@
-"""What is fastest here in bfloat16: chosen by the clock alone, and right whatever is chosen."""
+"""What is fastest here: chosen by the clock alone, and right whatever is chosen."""
 
 from __future__ import annotations
 
@@ -42,11 +42,14 @@ class Clock:
 
 @pytest.mark.parametrize(("ratio", "ours"), [(0.5, True), (0.95, False), (2.0, False)])
 def test_a_way_is_chosen_that_is_clearly_faster_than_torchs(ratio: float, ours: bool) -> None:
-    assert _tried(1, Clock(ratio)) == Products(widened=ours, blocks=ours)
+    if built() is None:
+        pytest.skip("this machine has no C++ compiler")
+    assert _tried(torch.bfloat16, 1, Clock(ratio)) == Products(halves=ours, blocks=ours)
+    assert _tried(torch.float32, 1, Clock(ratio)) == Products(halves=ours)
 
 
 def test_nothing_is_tried_for_other_number_formats_and_devices() -> None:
-    assert fastest_products(torch.device("cpu"), torch.float32) == Products()
+    assert fastest_products(torch.device("cpu"), torch.float64) == Products()
     assert fastest_products(torch.device("meta"), torch.bfloat16) == Products()
 
 
