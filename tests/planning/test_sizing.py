@@ -322,7 +322,7 @@ def test_it_needs_neither_torch_nor_transformers(folder: Path) -> None:
 def test_vllms_own_parser_takes_the_serve_command(folder: Path) -> None:
     if VLLM is None:
         pytest.skip("no vllm is installed; name one by VLLM")
-    (folder / "prices.toml").write_text("[l4]\nprice = 1.0\n")
+    (folder / "prices.toml").write_text("[l4]\nprice = 1.0\nmost = 1\n")
     commands = [
         sized("prompts.jsonl", quantization="fp8").commands[0],
         sized("large.csv", within=("1h",), devices=("l4",)).commands[0],
@@ -330,10 +330,9 @@ def test_vllms_own_parser_takes_the_serve_command(folder: Path) -> None:
     assert "--max-model-len" in commands[1]
     code = (
         "import sys, json\n"
-        "from vllm.utils.argparse_utils import FlexibleArgumentParser\n"
-        "from vllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args\n"
-        "args = make_arg_parser(FlexibleArgumentParser()).parse_args(sys.argv[1:])\n"
-        "validate_parsed_serve_args(args)\n"
+        "from vllm.entrypoints.cli import serve\n"
+        "args = serve.make_arg_parser(serve.FlexibleArgumentParser()).parse_args(sys.argv[1:])\n"
+        "serve.validate_parsed_serve_args(args)\n"
         "print(json.dumps([args.model_tag, args.max_num_seqs, args.max_num_batched_tokens]))\n"
     )
     python = Path(VLLM).resolve().parent / "python"
