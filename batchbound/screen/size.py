@@ -101,9 +101,10 @@ def _verdict(sizing: Sizing) -> Iterator[str]:
     elif sizing.next_cheaper is None:
         yield f"nothing cheaper was tried; window {window}"
     else:
-        cheaper = sizing.next_cheaper
+        cheaper, several = sizing.next_cheaper, len(sizing.names) > 1
+        late = ", ".join(sizing.names[job] for job in sizing.order_on(cheaper)[1] if several)
         fails = f"{cheaper.cost:,.2f}, sure only by {clock_text(cheaper.end.sure)}"
-        yield f"next cheaper, too late for {window}: {cheaper.name}, {fails}"
+        yield f"next cheaper, too late for {late or window}: {cheaper.name}, {fails}"
 
 
 def _impossible(sizing: Sizing) -> Iterator[str]:

@@ -19,7 +19,7 @@ from ..data.files.disk import InputError, read_json_object
 from ..data.files.sources import opened_once
 from ..data.readers.profile_readers import read_profile
 from ..listening import working
-from ..models.certificates.demand import check_excess
+from ..models.certificates.demand import check_excess, check_work
 from ..models.exegpt.roofline import Roofline
 from ..models.sizing.demand import demands, excess, fastest, machine_of
 from ..models.sizing.load import (
@@ -173,13 +173,16 @@ def _impossible(
     """Yield the most devices of a kind that are too few, with a checked demand."""
     due = demands(pooled.rows, pooled.jobs, windows)
     job_of = np.repeat(np.arange(len(pooled.jobs)), [len(job) for job in pooled.jobs]).tolist()
+    checked: dict[tuple[int, ...], str | None] = {}
     for offer in offers:
         device, worst, count = offer.device, None, 0
         while count < offer.most and (more := excess(due, machine_of(shape, device, count + 1))) is not None:
             worst, count = more, count + 1
         if worst is not None:
             rates = [count * rate for rate in (fastest(device, shape), device.bandwidth, device.memory)]
-            wrong = check_excess(worst, pooled.rows, job_of, shape, rates)
+            if worst.demand.jobs not in checked:
+                checked[worst.demand.jobs] = check_work(worst.demand, pooled.rows, job_of)
+            wrong = checked[worst.demand.jobs] or check_excess(worst, shape, rates)
             if wrong is not None:
                 raise PlanningError(f"the demand contradicts itself: {wrong}")
             yield device.name, (count, worst)

@@ -65,10 +65,11 @@ def read_offers(names: Sequence[str], prices: PathText | None) -> tuple[Offer, .
             else ROOFLINE_DEVICES[_matching(name, ROOFLINE_DEVICES, prices)]
         )
         offers[device.name] = Offer(device, entry.price, entry.most, entry.startup)
-    if prices is None:
-        offers = {name: Offer(device) for name, device in ROOFLINE_DEVICES.items()}
     if not names and prices is None:
         raise InputError("no device is named", hint="Give --devices h100,l40s, or --prices FILE.")
+    if prices is None:
+        known = [_matching(name, ROOFLINE_DEVICES, None) for name in names]
+        offers = {name: Offer(ROOFLINE_DEVICES[name]) for name in known}
     chosen = [_matching(name, offers, prices) for name in names] or list(offers)
     return tuple(offers[name] for name in dict.fromkeys(chosen))
 
@@ -87,6 +88,7 @@ def _matching(name: str, known: Collection[str], file: PathText | None) -> str:
     begun = [name] if name in known else [device for device in known if device.startswith(name.lower())]
     if len(begun) == 1:
         return begun[0]
-    what = f"{name!r} names {'several devices' if begun else 'no device with known rates'}"
-    hint = f"Did you mean {' or '.join(begun)}?" if begun else f"Known are {', '.join(known)}."
+    unknown = "no device with known rates" if known is ROOFLINE_DEVICES else "no device with a price"
+    what = f"{name!r} names {'several devices' if begun else unknown}"
+    hint = f"Did you mean {' or '.join(begun)}?" if begun else f"There are {', '.join(known)}."
     raise InputError(what, file=file, hint=hint)

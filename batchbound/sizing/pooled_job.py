@@ -56,8 +56,7 @@ class PooledJob:
     @property
     def word(self) -> str:
         """Word for figures of these lengths."""
-        limits = self.lengths.kind == "cap" or self.lengths.kind == "quantile"
-        return "at most" if limits else "predicted" if self.proven else "expected"
+        return "at most" if self.lengths.kind == "cap" else "predicted" if self.proven else "expected"
 
     def spread(self) -> tuple[float, float]:
         """Return the 90 % interval of the lengths, as factors; 1 if they are stated."""

@@ -19,13 +19,13 @@ _ROUNDING = 1e-9
 def least_work(rows: Sequences) -> Work:
     """Return the least work of some completions on any engine with a prefix cache.
 
-    A decode reads what its prompt has for itself, and what it generated; of a prompt that others begin with
-    but for its last token, it reads nothing.
+    A decode reads what its prompt shares with no other, and what it generated. Another prompt may go on
+    after the last token of one, so a last token alone is not counted.
     """
-    own, decodes = rows.prompt - rows.cached, rows.output - 1
+    own, decodes = rows.prompt - rows.shared, rows.output - 1
     alone = np.where(own == 1, 0, own)
     return Work(
-        tokens=int(own.sum() + decodes.sum()),
+        tokens=int((rows.prompt - rows.cached + decodes).sum()),
         drawn=int(rows.output.sum()),
         reads=int((decodes * alone + decodes * rows.output // 2).sum()),
         longest=int(rows.output.max()),

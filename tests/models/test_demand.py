@@ -14,7 +14,7 @@ from batchbound.data.costs.model_shape import ModelShape
 from batchbound.data.demand import Demand, Machine
 from batchbound.data.iterations import Sequences
 from batchbound.data.prefix_tree import PrefixTree
-from batchbound.models.certificates.demand import check_excess
+from batchbound.models.certificates.demand import check_excess, check_work
 from batchbound.models.exegpt.roofline import ROOFLINE_DEVICES
 from batchbound.models.sizing.demand import demands, excess, fastest, least_seconds, machine_of
 from batchbound.solvers.windows import keep_most
@@ -137,6 +137,7 @@ def test_nothing_possible_is_called_impossible(count: int) -> None:
     for _ in range(count):
         drawn = small(rng)
         claim = excess(drawn.demands, drawn.machine) is not None
+        assert not any(check_work(due, drawn.rows, drawn.job) for due in drawn.demands)
         possible = is_possible(drawn)
         assert not (claim and possible), drawn
         claimed, impossible = claimed + claim, impossible + (not possible)
@@ -206,12 +207,16 @@ def test_a_demand_is_derived_again_and_a_larger_one_refused(shape: ModelShape) -
     claim = excess(demands(rows, jobs, [1e-3, 2e-3]), machine_of(shape, device, 2))
     assert claim is not None
     rates = [2 * rate for rate in (fastest(device, shape), device.bandwidth, device.memory)]
-    assert check_excess(claim, rows, job_of, shape, rates) is None
+    assert check_work(claim.demand, rows, job_of) is None
+    assert check_excess(claim, shape, rates) is None
     longer = replace(claim, seconds=claim.seconds * 1.001)
-    assert "follow" in str(check_excess(longer, rows, job_of, shape, rates))
+    assert "follow" in str(check_excess(longer, shape, rates))
     wide = replace(claim, demand=replace(claim.demand, window=1e9))
-    assert check_excess(wide, rows, job_of, shape, rates) == "the work fits into the window"
-    assert check_excess(claim, rows, [5] * 7, shape, rates) == "no completion is due"
+    assert check_excess(wide, shape, rates) == "the work fits into the window"
+    assert check_work(claim.demand, rows, [5] * 7) == "no completion is due"
+    for name in ("tokens", "drawn", "reads", "longest"):
+        more = replace(claim.demand.work, **{name: getattr(claim.demand.work, name) + 1})
+        assert "is claimed" in str(check_work(replace(claim.demand, work=more), rows, job_of))
     tiny = replace(claim, limit="memory")
-    assert check_excess(claim, rows, job_of, shape, [1.0, 1.0, 1.0]) == "the weights do not fit"
-    assert check_excess(tiny, rows, job_of, shape, [1.0, 1.0, 1.0]) is None
+    assert check_excess(claim, shape, [1.0, 1.0, 1.0]) == "the weights do not fit"
+    assert check_excess(tiny, shape, [1.0, 1.0, 1.0]) is None
