@@ -32,7 +32,6 @@ def profile(
     *,
     decode_steps: int = 8,
     repeats: int = 3,
-    kv_capacity: int | None = None,
     on_point: Callable[[int, int], None] | None = None,
 ) -> list[Stage]:
     """Measure the median stages at every point of a grid.
@@ -47,17 +46,7 @@ def profile(
         raise ValueError(
             f"repeats and decode steps are {repeats} and {decode_steps}; both must be at least 1"
         )
-    points = [
-        (active, prompt)
-        for active in sorted(set(slots))
-        for prompt in sorted(set(prompt_tokens))
-        if kv_capacity is None or active * (prompt + decode_steps + sum(_BURSTS)) <= kv_capacity
-    ]
-    if not points:
-        raise ValueError(
-            f"no point of the grid (slots {list(slots)}, prompts {list(prompt_tokens)} tokens) fits into"
-            f" {kv_capacity} tokens of KV cache"
-        )
+    points = [(active, prompt) for active in sorted(set(slots)) for prompt in sorted(set(prompt_tokens))]
     order = [max(points, key=lambda point: point[0] * point[1])] + points * repeats
     measured: dict[tuple[int, int], list[list[Stage]]] = {point: [] for point in points}
     for number, (active, prompt) in enumerate(order):

@@ -74,17 +74,6 @@ def test_a_profile_takes_the_median_of_its_repeats() -> None:
     assert stages[1].seconds == pytest.approx(TRUE.decode_seconds(1, 17) + TRUE.decode_seconds(1, 18))
 
 
-def test_a_profile_leaves_out_points_beyond_the_kv_capacity() -> None:
-    stages = profile(engine_of(TRUE), [1, 64], [16, 256], kv_capacity=2000)
-    assert {(stage.active, stage.tokens) for stage in stages if stage.kind == "prefill"} == {
-        (1, 16),
-        (1, 256),
-        (64, 1024),
-    }
-    with pytest.raises(ValueError, match="fits into 10 tokens"):
-        profile(engine_of(TRUE), [1, 64], [16, 256], kv_capacity=10)
-
-
 def test_a_grid_keeps_its_ends() -> None:
     assert grid(200) == [1, 3, 8, 24, 69, 200]
     assert grid(3) == [1, 2, 3]
