@@ -319,9 +319,8 @@ def _as_shared(served: Fleet, fleet: Fleet, trace: Trace) -> Fleet | None:
     work, replica = served.workload, served.replicas[0]
     if trace.distinct_tokens is None or trace.engine.get("tier") == "window":
         # Without sharing, or with equal prompts alone.
-        work = work.without_tree()
-        none = np.zeros(len(work), dtype=np.int64)
-        return replace(served, workload=work if trace.distinct_tokens else replace(work, shared_tokens=none))
+        alone = replace(work, tree=None)
+        return replace(served, workload=alone.with_shared_prompts() if trace.distinct_tokens else alone)
     if work.tree is None:
         whole = work.computed_tokens
         return served if trace.distinct_tokens >= (1 - LEAST_REPEATED) * whole else None

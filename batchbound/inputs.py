@@ -15,9 +15,9 @@ from .data.costs.cost import CalibratedCost, CostModel
 from .data.files.disk import InputError
 from .data.files.record import plain
 from .data.files.sources import is_url
+from .data.kept_beginnings import usual_prefix_cache
 from .data.plan import ASSUMED, KEPT, PromptSource, Provenance, relative_path
 from .data.predictor import prompt_text
-from .data.prefix_cache import usual_prefix_cache
 from .data.prefix_tree import PrefixTree
 from .data.problem import MOST_STEPS, Problem, ProblemError
 from .data.prompts.columns import PromptColumns
@@ -28,7 +28,6 @@ from .data.workload import Workload
 from .listening import note
 from .options.option import PathText
 from .options.problem import LimitOptions
-from .solvers.cache_choice import choose_prefix_cache
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,11 +100,6 @@ def read_inputs(
         )
     except ProblemError as error:
         raise _too_long(job, error, stated=options.states(error.limit), kept=kept) from None
-    if options.prefix_cache is None and slots != "auto":
-        problem = choose_prefix_cache(problem)
-        if held is not None and problem.prefix_cache:
-            kept, hint = problem.prefix_cache, "--prefix-cache sets another number"
-            note(f"{kept:,} of {held:,} tokens of KV capacity keep shared prompts; {hint}")
     _check_time(problem, str(source["name"]))
     distinct = None if counter.tree is None else counter.tree.distinct_tokens
     return Inputs(problem, job, source, tokenizer, distinct)
@@ -146,11 +140,10 @@ def check_counted(options: LimitOptions, path: PathText, *, counts: bool, positi
 def _prefix_cache(options: LimitOptions, job: JobInput, workload: Workload, kv_capacity: int | None) -> int:
     kept, slots = options.prefix_cache, options.slots
     if kept is None:
-        # On the host memory is ample: kept prompts may take as much again as the slots.
-        share = 0.25 if workload.tree is None else 1.0
+        # On the host memory is ample: kept beginnings may take as much again as the slots.
         tried = 0 if slots == "auto" else slots
-        return usual_prefix_cache(workload, tried, share) if kv_capacity is None else 0
-    if not workload.shared_tokens.any() and workload.tree is None:
+        return usual_prefix_cache(workload, tried, 1.0) if kv_capacity is None else 0
+    if workload.tree is None:
         what = f"--prefix-cache {kept} has no effect: no two requests share a prompt"
         raise InputError(what, file=job.source, hint="Leave it out.")
     if kv_capacity is not None and kept >= kv_capacity:

@@ -24,13 +24,12 @@ import pandas as pd
 from plan_grid import GPU, REGIMES
 
 from batchbound.data.costs.cost import CostModel
+from batchbound.data.kept_beginnings import usual_prefix_cache
 from batchbound.data.plan import Maker, Plan, Provenance
-from batchbound.data.prefix_cache import usual_prefix_cache
 from batchbound.data.problem import Problem
 from batchbound.data.readers.generators import generate
 from batchbound.data.workload import Workload, numbered_ids
 from batchbound.solvers import Limits, solve
-from batchbound.solvers.cache_choice import choose_prefix_cache
 
 FOLDER = Path(__file__).resolve().parent.parent / "data" / "instances"
 
@@ -55,7 +54,7 @@ def _paper(seed: int) -> Problem:
 
 
 def _groups(groups: int, samples: int, slots: int, share: float | None = None) -> Problem:
-    """GRPO's: completions of a group vary around its own length; memory for a share of the slots' peaks."""
+    """GRPO's: completions of a group vary around its own length; memory for a share of what slots hold."""
     rng = np.random.default_rng(0)
     typical = rng.lognormal(np.log(300), 0.5, groups)
     lengths = np.clip(np.repeat(typical, samples) * rng.lognormal(0, 0.6, groups * samples), 1, 2000)
@@ -65,14 +64,13 @@ def _groups(groups: int, samples: int, slots: int, share: float | None = None) -
         prompts,
         lengths.astype(np.int64),
         group=np.repeat(np.arange(groups), samples),
-        shared_tokens=prompts - 1,
-    )
+    ).with_shared_prompts()
     kept = usual_prefix_cache(workload, slots)
     problem = Problem(workload, GPU, slots, prefill_emits_first_token=True, prefix_cache=kept)
     if share is None:
         return problem
-    peak = int(np.sort(problem.kv_peak)[-slots:].sum())
-    return choose_prefix_cache(replace(problem, kv_capacity=int(share * peak), prefix_cache=0))
+    peak = int(np.sort(problem.held_at_start + problem.decode_steps - 1)[-slots:].sum())
+    return replace(problem, kv_capacity=int(share * peak), prefix_cache=0)
 
 
 def _models(file: str, model: str, slots: int) -> Problem:

@@ -40,9 +40,9 @@ from scipy.stats import chi2
 
 from batchbound.data.arrays import IntArray
 from batchbound.data.costs.cost import CostModel
+from batchbound.data.kept_beginnings import usual_prefix_cache
 from batchbound.data.lengths.interval import Interval
 from batchbound.data.lengths.steps import BARRIER, Way
-from batchbound.data.prefix_cache import usual_prefix_cache
 from batchbound.data.problem import Problem
 from batchbound.data.workload import COLUMNS, Workload
 from batchbound.heuristics.registry import policy_named

@@ -5,38 +5,33 @@ Each problem has one to seven requests on one to four slots; a KV capacity, a to
 of prefill stages, first tokens from the prefill and costs of nothing are there or not. For each: no bound is
 above the optimum, the exact search finds and proves it, the independent checker accepts every certificate,
 and refuses the exact one with a millionth more claimed. The optimum is Dijkstra's over what waits and what is
-under way, decode step by decode step, and shares nothing with solver or checker. With `--kind groups` the
-requests share prompts, which are kept or not. With `--kind mixed` it is engines that mix prompts and
-generated tokens: their bounds and certificates, and the plan that the search of orders makes of each, which
-is no better than the optimum and no worse than a simple rule; with `mixed-groups` such engines keep prompts.
-With `--kind divided` the search
-divides the KV memory, and one memory that holds each shared prompt once is the engine to beat. With
-`--kind fleets` it is two or three replicas, alike or not, and every way to share requests out is tried.
-Counts are written as JSON; whatever is wrong is listed by its seed.
+under way, decode step by decode step, and shares nothing with solver or checker. With `--kind mixed` it is
+engines that mix prompts and generated tokens: their bounds and certificates, and the plan that the search of
+orders makes of each, which is no better than the optimum and no worse than a simple rule; with
+`mixed-groups` such engines keep prompts. With `--kind fleets` it is two or three replicas, alike or not, and
+every way to share requests out is tried. Counts are written as JSON; whatever is wrong is listed by its
+seed. `tiny_trees.py` tries prompts that share beginnings.
 
-    python benchmarks/tiny_instances.py --instances 10000 [--kind groups] --json tiny.json
+    python benchmarks/tiny_instances.py --instances 10000 [--kind fleets] --json tiny.json
 """
 
 from __future__ import annotations
 
 import argparse
-import heapq
 import json
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import combinations, product
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 from tiny_optima import (
-    grouped_optimum,
-    grouped_problem,
     iteration_problem,
     least_iterations,
     least_shared_iterations,
-    shared_memory_optimum,
+    optimum,
     sharing_problem,
 )
 
@@ -48,22 +43,18 @@ from batchbound.data.problem import Problem
 from batchbound.data.schedule import Schedule
 from batchbound.data.workload import Workload
 from batchbound.heuristics.serving.release import fits, predict
-from batchbound.judging import verify
-from batchbound.models.bounds.divisions import is_divided
-from batchbound.models.bounds.fleet import fleet_bound, one_after_another, work_bound
+from batchbound.models.bounds.fleet import fleet_bound, one_after_another
 from batchbound.models.bounds.iterations import iteration_bound
 from batchbound.models.bounds.makespan import best_bound, trivial_bound
-from batchbound.models.bounds.prove import evicting_bound, proven_bound
+from batchbound.models.bounds.prove import proven_bound
 from batchbound.models.certificates.checker import verify_bound
 from batchbound.models.certificates.fleet import verify_fleet_bound
 from batchbound.models.certificates.iterations import verify_iterations
-from batchbound.planning.plan import make_plan
 from batchbound.planning.release import Releasable, named_orders
 from batchbound.planning.release_search import search_release
-from batchbound.solvers.cache_choice import choose_prefix_cache
 from batchbound.solvers.exact.compiled_search import can_list_orders, search_exactly
 from batchbound.solvers.fleet import plan_fleet
-from batchbound.solvers.result import Limits, Status, StoppedBy
+from batchbound.solvers.result import Limits, StoppedBy
 
 SECONDS = 0.5
 """Of the bound that takes a search."""
@@ -96,36 +87,6 @@ def random_problem(seed: int) -> Problem:
     )
 
 
-def optimum(problem: Problem) -> float:
-    """Return the least makespan, by Dijkstra over what waits and (steps left, tokens held) under way."""
-    decode_steps, prompts = problem.decode_steps.tolist(), problem.prompt_tokens.tolist()
-    first, cost = int(problem.prefill_emits_first_token), problem.cost
-    capacity, cap = problem.kv_capacity or 10**9, problem.prefill_token_cap or 10**9
-    frontier: list[tuple[float, tuple[int, ...], tuple[tuple[int, int], ...]]] = [
-        (0.0, tuple(range(len(decode_steps))), ())
-    ]
-    settled = set()
-    while True:
-        seconds, waiting, busy = heapq.heappop(frontier)
-        if (waiting, busy) in settled:
-            continue
-        settled.add((waiting, busy))
-        if not waiting and not busy:
-            return seconds
-        held = sum(tokens for _, tokens in busy)
-        if busy and held <= capacity:
-            after = tuple((left - 1, tokens + 1) for left, tokens in busy if left > 1)
-            heapq.heappush(frontier, (seconds + cost.decode_seconds(len(busy), held), waiting, after))
-        for size in range(1, min(len(waiting), problem.slots - len(busy)) + 1):
-            for chosen in combinations(waiting, size):
-                tokens = sum(prompts[i] for i in chosen)
-                if tokens <= cap and held + tokens <= capacity:
-                    new = ((decode_steps[i], prompts[i] + first) for i in chosen if decode_steps[i] > 0)
-                    rest = tuple(i for i in waiting if i not in chosen)
-                    then = seconds + cost.prefill_seconds(tokens)
-                    heapq.heappush(frontier, (then, rest, tuple(sorted((*busy, *new)))))
-
-
 def faults(problem: Problem, least: float) -> list[str]:
     """Return what is wrong with the bounds and the exact search of a problem, nothing if all is well."""
     wrong = []
@@ -149,20 +110,6 @@ def faults(problem: Problem, least: float) -> list[str]:
             wrong.append(f"{bound.source}: its certificate is refused")
     if proven is not None and proven.seconds > 0 and verify_bound(problem, raised(proven)) is None:
         wrong.append("a bound above the optimum is accepted")
-    return wrong
-
-
-def faults_of_groups(problem: Problem, least: float) -> list[str]:
-    """Return what is wrong with the bounds of a problem whose requests share prompts."""
-    wrong = []
-    for bound in (trivial_bound(problem), best_bound(problem), proven_bound(problem, SECONDS)):
-        if bound.seconds > least * (1 + ROUNDING) + ROUNDING:
-            wrong.append(f"{bound.source}: above the optimum")
-        if verify_bound(problem, bound) is not None:
-            wrong.append(f"{bound.source}: its certificate is refused")
-        above = raised(bound)
-        if above.seconds > least > 0 and verify_bound(problem, above) is None:
-            wrong.append(f"{bound.source}: more is accepted")
     return wrong
 
 
@@ -218,59 +165,6 @@ def alone(seed: int) -> tuple[list[str], bool, list[str]]:
     least = optimum(problem)
     tight = best_bound(problem).seconds >= least * (1 - ROUNDING)
     return options(problem), tight, faults(problem, least)
-
-
-def groups(seed: int) -> tuple[list[str], bool, list[str]]:
-    """Return the same of a problem whose requests share prompts."""
-    problem = grouped_problem(seed)
-    least = grouped_optimum(problem)
-    tight = best_bound(problem).seconds >= least * (1 - ROUNDING)
-    kept = ["prompts kept"] if problem.prefix_cache else []
-    return [*options(problem), *kept], tight, faults_of_groups(problem, least)
-
-
-def divided(seed: int) -> tuple[list[str], bool, list[str]]:
-    """Return the same where the search divides the memory: no engine with one memory beats a bound."""
-    problem = divided_problem(seed)
-    least = shared_memory_optimum(problem)
-    wrong = faults_of_groups(problem, least)
-    alone = proven_bound(replace(problem, memory_divided=False), SECONDS)
-    if is_divided(problem) and verify_bound(problem, alone) is None:
-        wrong.append("a bound of one division is accepted")
-    plan = make_plan(problem, limits=Limits(work=20), evicting=False)
-    if plan.maker.status == Status.OPTIMAL and plan.makespan > least * (1 + ROUNDING):
-        wrong.append("a plan is called optimal, and is not")
-    if plan.bound is None or plan.bound.seconds > least * (1 + ROUNDING) or verify(plan) is not None:
-        wrong.append("the plan's bound is wrong")
-    evicted = evicting_bound(problem)
-    if evicted.seconds > least * (1 + ROUNDING) or verify_bound(problem, evicted) is not None:
-        wrong.append("the bound with evictions is wrong")
-    tight = plan.bound is not None and plan.bound.seconds >= least * (1 - ROUNDING)
-    return [*options(problem), plan.maker.status], tight, wrong
-
-
-def divided_problem(seed: int) -> Problem:
-    """Return a tiny problem of groups under a KV capacity, as the search divides it."""
-    problem, rng = grouped_problem(seed), np.random.default_rng((seed, 1))
-    largest = int(problem.kv_peak.max())
-    capacity = largest + int(rng.integers(0, 20))
-    return choose_prefix_cache(replace(problem, kv_capacity=capacity, prefix_cache=0))
-
-
-def divided_fleets(seed: int) -> tuple[list[str], bool, list[str]]:
-    """Return the same of a fleet of two, alike or not."""
-    problem, rng = divided_problem(seed), np.random.default_rng((seed, 2))
-    one = Fleet.of(problem, 1).replicas[0]
-    other = replace(one, slots=int(rng.integers(1, 4)), busy=float(rng.choice([0.0, 0.5])))
-    fleet = Fleet(problem.workload, (one, one if rng.random() < 0.5 else other), bool(seed % 2))
-    least = optimum_of_fleet(fleet, shared_memory_optimum)
-    wrong, bound = [], fleet_bound(fleet, SECONDS)
-    for each in (bound, work_bound(fleet)):
-        if each.seconds > least * (1 + ROUNDING):
-            wrong.append(f"{each.source}: above the optimum")
-        if verify_fleet_bound(fleet, each) is not None:
-            wrong.append(f"{each.source}: its certificate is refused")
-    return [bound.source], bound.seconds >= least * (1 - ROUNDING), wrong
 
 
 def mixed(seed: int) -> tuple[list[str], bool, list[str]]:
@@ -359,9 +253,6 @@ def fleets(seed: int) -> tuple[list[str], bool, list[str]]:
 
 KINDS = {
     "alone": alone,
-    "groups": groups,
-    "divided": divided,
-    "divided-fleets": divided_fleets,
     "mixed": mixed,
     "mixed-groups": mixed_groups,
     "fleets": fleets,

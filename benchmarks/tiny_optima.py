@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from itertools import combinations, count, product
+from itertools import combinations, product
 
 import numpy as np
 
@@ -40,7 +40,7 @@ def grouped_problem(seed: int) -> Problem:
     ids = np.array([str(i) for i in range(count)])
     largest = int((prompts + outputs).max())
     return Problem(
-        Workload(ids, prompts, outputs, group=group, shared_tokens=shared),
+        Workload(ids, prompts, outputs, group=group).sharing(shared),
         cost,
         slots=int(rng.integers(1, 4)),
         kv_capacity=int(largest + rng.integers(0, 12)) if rng.random() < 0.5 else None,
@@ -50,108 +50,34 @@ def grouped_problem(seed: int) -> Problem:
     )
 
 
-def grouped_optimum(problem: Problem) -> float:
-    """Least makespan by Dijkstra over (requests waiting, steps done by each running one, prompts kept)."""
+def optimum(problem: Problem) -> float:
+    """Return the least makespan, by Dijkstra over what waits and (steps left, tokens held) under way."""
     decode_steps, prompts = problem.decode_steps.tolist(), problem.prompt_tokens.tolist()
-    first = int(problem.prefill_emits_first_token)
-    capacity = problem.kv_capacity or 10**9
-    cap = problem.prefill_token_cap or 10**9
-    State = tuple[tuple[int, ...], tuple[tuple[int, int], ...], frozenset[int]]
-    start: State = (tuple(range(len(decode_steps))), (), frozenset())
-    # The number breaks ties: sets of kept prompts have no order.
-    frontier: list[tuple[float, int, State]] = [(0.0, 0, start)]
-    settled, number = set[State](), count(1)
-    while frontier:
-        seconds, _, state = heapq.heappop(frontier)
-        if state in settled:
-            continue
-        settled.add(state)
-        waiting, running, kept = state
-        if not waiting and not running:
-            return seconds
-        held = sum(prompts[i] + first + done for i, done in running)
-        if running and held <= capacity:
-            left = tuple((i, done + 1) for i, done in running if done + 1 < decode_steps[i])
-            cost = problem.cost.decode_seconds(len(running), held)
-            heapq.heappush(frontier, (seconds + cost, next(number), (waiting, left, kept)))
-        for size in range(1, min(len(waiting), problem.slots - len(running)) + 1):
-            for chosen in combinations(waiting, size):
-                tokens, still = _computed(problem, waiting, chosen, kept)
-                if tokens > cap or held + sum(prompts[i] for i in chosen) > capacity:
-                    continue
-                now = tuple(sorted(running + tuple((i, 0) for i in chosen if decode_steps[i] > 0)))
-                rest = tuple(i for i in waiting if i not in chosen)
-                total = seconds + problem.cost.prefill_seconds(tokens)
-                heapq.heappush(frontier, (total, next(number), (rest, now, still)))
-    raise AssertionError("no schedule exists")
-
-
-def shared_memory_optimum(problem: Problem) -> float:
-    """
-    Return the least makespan of an engine with one memory, which holds each shared prompt once.
-
-    It holds a shared prompt while a request of the group runs, or for as long as it likes. The memory is the
-    problem's capacity and what is set aside for prompts. Dijkstra over (requests waiting, steps done by each
-    running one, groups whose prompts are held).
-    """
-    steps, own = problem.decode_steps.tolist(), problem.own_tokens.tolist()
-    group, shared = problem.workload.group.tolist(), problem.workload.shared_tokens.tolist()
-    of = [group[i] if shared[i] else -1 for i in range(len(steps))]
-    prompt = {of[i]: shared[i] for i in range(len(steps))} | {-1: 0}
     first, cost = int(problem.prefill_emits_first_token), problem.cost
-    capacity = (problem.kv_capacity or 10**9) + problem.prefix_cache
-    cap = problem.prefill_token_cap or 10**9
-    State = tuple[tuple[int, ...], tuple[tuple[int, int], ...], frozenset[int]]
-    start: State = (tuple(range(len(steps))), (), frozenset())
-    frontier: list[tuple[float, int, State]] = [(0.0, 0, start)]
-    settled, number = set[State](), count(1)
-    while frontier:
-        seconds, _, state = heapq.heappop(frontier)
-        if state in settled:
+    capacity, cap = problem.kv_capacity or 10**9, problem.prefill_token_cap or 10**9
+    frontier: list[tuple[float, tuple[int, ...], tuple[tuple[int, int], ...]]] = [
+        (0.0, tuple(range(len(decode_steps))), ())
+    ]
+    settled = set()
+    while True:
+        seconds, waiting, busy = heapq.heappop(frontier)
+        if (waiting, busy) in settled:
             continue
-        settled.add(state)
-        waiting, running, kept = state
-        if not waiting and not running:
+        settled.add((waiting, busy))
+        if not waiting and not busy:
             return seconds
-        held = sum(own[i] + first + done for i, done in running)
-        for dropped in kept - {of[i] for i, _ in running}:
-            heapq.heappush(frontier, (seconds, next(number), (waiting, running, kept - {dropped})))
-        if running and held + sum(prompt[each] for each in kept) <= capacity:
-            left = tuple((i, done + 1) for i, done in running if done + 1 < steps[i])
-            read = held + sum(shared[i] for i, _ in running)
-            total = seconds + cost.decode_seconds(len(running), read)
-            heapq.heappush(frontier, (total, next(number), (waiting, left, kept)))
-        for size in range(1, min(len(waiting), problem.slots - len(running)) + 1):
+        held = sum(tokens for _, tokens in busy)
+        if busy and held <= capacity:
+            after = tuple((left - 1, tokens + 1) for left, tokens in busy if left > 1)
+            heapq.heappush(frontier, (seconds + cost.decode_seconds(len(busy), held), waiting, after))
+        for size in range(1, min(len(waiting), problem.slots - len(busy)) + 1):
             for chosen in combinations(waiting, size):
-                new = {of[i] for i in chosen} - kept - {-1}
-                computed = sum(own[i] for i in chosen) + sum(prompt[each] for each in new)
-                there = held + sum(own[i] for i in chosen) + sum(prompt[each] for each in kept | new)
-                if computed > cap or there > capacity:
-                    continue
-                now = tuple(sorted(running + tuple((i, 0) for i in chosen if steps[i] > 0)))
-                rest = tuple(i for i in waiting if i not in chosen)
-                total = seconds + cost.prefill_seconds(computed)
-                heapq.heappush(frontier, (total, next(number), (rest, now, kept | new)))
-    raise AssertionError("no schedule exists")
-
-
-def _computed(
-    problem: Problem, waiting: tuple[int, ...], chosen: tuple[int, ...], kept: frozenset[int]
-) -> tuple[int, frozenset[int]]:
-    """Return the tokens a stage computes, and the groups whose shared prompts are kept after it."""
-    group, shared = problem.workload.group.tolist(), problem.workload.shared_tokens.tolist()
-    tokens = sum(int(problem.prompt_tokens[i]) - shared[i] for i in chosen)
-    later = {group[i] for i in waiting if i not in chosen}
-    still = kept & later
-    for i in sorted(range(len(problem)), key=lambda i: i):
-        if i == group.index(group[i]) and shared[i]:
-            begins = any(group[j] == group[i] for j in chosen)
-            if begins and group[i] not in kept:
-                tokens += shared[i]
-                room = problem.prefix_cache - sum(shared[group.index(each)] for each in still)
-                if group[i] in later and shared[i] <= room:
-                    still |= {group[i]}
-    return tokens, still
+                tokens = sum(prompts[i] for i in chosen)
+                if tokens <= cap and held + tokens <= capacity:
+                    new = ((decode_steps[i], prompts[i] + first) for i in chosen if decode_steps[i] > 0)
+                    rest = tuple(i for i in waiting if i not in chosen)
+                    then = seconds + cost.prefill_seconds(tokens)
+                    heapq.heappush(frontier, (then, rest, tuple(sorted((*busy, *new)))))
 
 
 def iteration_problem(seed: int) -> tuple[Sequences, EngineLimits]:

@@ -7,26 +7,30 @@ import heapq
 import json
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, permutations
+from itertools import combinations, permutations, product
 
 import numpy as np
 
 from batchbound.data.costs.cost import CostModel
+from batchbound.data.fleet import Fleet, Replica
 from batchbound.data.iterations import EngineLimits, IterationBound, Sequences
 from batchbound.data.prefix_tree import PrefixTree
 from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
 from batchbound.heuristics.loop import schedule_of
 from batchbound.heuristics.simulate import simulate
+from batchbound.models.bounds.fleet import fleet_bound, work_bound
 from batchbound.models.bounds.iterations import KINDS, iteration_bound
 from batchbound.models.bounds.least_counts import least_counts
 from batchbound.models.bounds.prove import evicting_bound, proven_bound
 from batchbound.models.certificates.beginnings import Beginnings
 from batchbound.models.certificates.checker import verify_bound
+from batchbound.models.certificates.fleet import verify_fleet_bound
 from batchbound.models.certificates.iterations import verify_iterations
 from batchbound.planning.plan import make_plan
+from batchbound.solvers.fleet import plan_fleet
 from batchbound.solvers.result import Limits
 
 Text = tuple[int, ...]
@@ -479,7 +483,7 @@ def wrong_stage_claims(seed: int) -> list[str]:
         dearer = replace(bound, seconds=bound.seconds + 1, terms=terms)
         if verify_bound(problem, dearer) is None:
             wrong.append(f"{name}: a second more is not refused")
-    whole = least_counts(replace(problem, workload=problem.workload.without_tree()))
+    whole = least_counts(replace(problem, workload=replace(problem.workload, tree=None)))
     for part, claim in (("decode_steps", {"kind": "KV tokens over capacity"}), ("growth", {"growth": {}})):
         forged = evicting_bound(problem)
         certificate = {
@@ -493,6 +497,63 @@ def wrong_stage_claims(seed: int) -> list[str]:
     return wrong
 
 
+def fleet_job(seed: int) -> Fleet:
+    """Draw two or three replicas, alike or not, for the requests of a job in stages."""
+    problem, rng = stage_job(seed), np.random.default_rng((seed, 1))
+    one = Fleet.of(problem, 1).replicas[0]
+    other = replace(
+        one,
+        cost=replace(one.cost, decode_base=float(rng.choice([0.5, 1.0])), prefill_per_token=0.25),
+        slots=int(rng.integers(1, 4)),
+        busy=float(rng.choice([0.0, 0.5, 2.0])),
+    )
+    replicas = (one, other if rng.random() < 0.6 else one, *([one] if rng.random() < 0.2 else []))
+    return Fleet(problem.workload, replicas, problem.prefill_emits_first_token)
+
+
+def least_fleet_seconds(fleet: Fleet, of_one: Callable[[Problem], float]) -> float:
+    """Return the fewest seconds of all ways to share the requests out."""
+    met, best = dict[tuple[Replica, tuple[int, ...]], float](), math.inf
+    for way in product(range(len(fleet.replicas)), repeat=len(fleet)):
+        ends = [replica.busy for replica in fleet.replicas]
+        for k in set(way):
+            mine = [request for request, of in enumerate(way) if of == k]
+            key = fleet.replicas[k], tuple(mine)
+            if key not in met:
+                met[key] = of_one(fleet.problem_of(k, mine))
+            ends[k] += met[key]
+        best = min(best, max(ends))
+    return best
+
+
+def wrong_fleet_claims(seed: int) -> list[str]:
+    """Return what the plan of a fleet, its referee and its bounds say falsely."""
+    fleet, wrong = fleet_job(seed), list[str]()
+    least = least_fleet_seconds(fleet, lambda problem: least_seconds(problem, evictions=False))
+    evicted = least_fleet_seconds(fleet, lambda problem: least_seconds(problem, evictions=True))
+    for name, bound, of in (
+        ("no schedule", fleet_bound(fleet, 0.1), least),
+        ("no schedule with evictions", work_bound(fleet), evicted),
+    ):
+        if bound.seconds > of * (1 + 1e-9):
+            wrong.append(f"{name} takes less than {bound.seconds} by {bound.source}, and one takes {of}")
+        if (violation := verify_fleet_bound(fleet, bound)) is not None:
+            wrong.append(f"{name}: {violation}")
+        dearer = replace(bound, seconds=bound.seconds + 1, terms={**bound.terms, "requests": 1.0 + of})
+        if verify_fleet_bound(fleet, dearer) is None:
+            wrong.append(f"{name}: a second more is not refused")
+    planned = plan_fleet(fleet, limits=Limits(work=1))
+    if (broken := planned.schedule.check(fleet)) is not None:
+        wrong.append(f"the plan: {broken}")
+    if planned.makespan < least_fleet_seconds(fleet, least_engine_seconds) * (1 - 1e-9):
+        wrong.append(f"the plan takes {planned.makespan}, less than any schedule")
+    return wrong
+
+
+CHECKS = (wrong_claims, wrong_stage_claims, wrong_plans, wrong_fleet_claims)
+"""Checks of one seed; each returns what is false."""
+
+
 def main() -> None:
     """Print the false claims about some jobs as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -501,7 +562,8 @@ def main() -> None:
     options = parser.parse_args()
     wrong, shares = {}, []
     for seed in range(options.first, options.first + options.jobs):
-        if claims := wrong_claims(seed) + wrong_stage_claims(seed) + wrong_plans(seed):
+        claims = [claim for check in CHECKS for claim in check(seed)]
+        if claims:
             wrong[seed] = claims
         job = tiny_job(seed)
         rows = job.rows()

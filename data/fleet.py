@@ -24,7 +24,7 @@ class Replica:
     """One engine of a fleet.
 
     cost: Cost model of its stages.
-    slots, kv_capacity, prefill_token_cap, max_position, prefix_cache, memory_divided: Fields of
+    slots, kv_capacity, prefill_token_cap, max_position, prefix_cache: Fields of
     :class:`~batchbound.data.problem.Problem`.
     busy: Seconds until it has finished earlier work.
     """
@@ -36,7 +36,6 @@ class Replica:
     max_position: Positive | None = None
     busy: float = 0.0
     prefix_cache: int = 0
-    memory_divided: bool = False
 
     def __post_init__(self) -> None:
         settle_limits(self)
@@ -50,7 +49,6 @@ class Replica:
             self.cost,
             **{name: getattr(self, name) for name in LIMITS},
             prefill_emits_first_token=prefill_emits_first_token,
-            memory_divided=self.memory_divided,
         )
 
 
@@ -70,8 +68,6 @@ class Fleet:
     def __post_init__(self) -> None:
         if not self.replicas:
             raise ValueError("a fleet has at least one replica")
-        if self.workload.tree is not None and (len(self.replicas) > 1 or self.replicas[0].busy):
-            raise ValueError("several replicas, or one with earlier work, count prompts without their tree")
         for replica in dict.fromkeys(self.replicas):
             replica.problem(self.workload, prefill_emits_first_token=self.prefill_emits_first_token)
 
@@ -79,9 +75,8 @@ class Fleet:
     def of(cls, problem: Problem, replicas: int) -> Fleet:
         """Return equal replicas with the problem's slots, costs and limits."""
         limits = {name: getattr(problem, name) for name in LIMITS}
-        replica = Replica(problem.cost, **limits, memory_divided=problem.memory_divided)
-        workload = problem.workload if replicas == 1 else problem.workload.without_tree()
-        return cls(workload, (replica,) * replicas, problem.prefill_emits_first_token)
+        replica = Replica(problem.cost, **limits)
+        return cls(problem.workload, (replica,) * replicas, problem.prefill_emits_first_token)
 
     def __len__(self) -> int:
         return len(self.workload)
@@ -94,10 +89,17 @@ class Fleet:
     @property
     def kv_token_steps(self) -> IntArray:
         """KV tokens that each request reads in all steps, shape (requests,)."""
-        decode_steps = self.decode_steps
-        at_start = self.workload.input_tokens + int(self.prefill_emits_first_token)
-        read: IntArray = decode_steps * at_start + decode_steps * (decode_steps - 1) // 2
-        return read
+        return self._over_steps(self.workload.input_tokens)
+
+    @property
+    def own_token_steps(self) -> IntArray:
+        """KV tokens that each request holds for itself, summed over its steps, shape (requests,)."""
+        return self._over_steps(self.workload.own_tokens)
+
+    def _over_steps(self, prompt: IntArray) -> IntArray:
+        decode_steps, at_start = self.decode_steps, prompt + int(self.prefill_emits_first_token)
+        tokens: IntArray = decode_steps * at_start + decode_steps * (decode_steps - 1) // 2
+        return tokens
 
     def problem(self, replica: int = 0) -> Problem:
         """Return the problem of serving every request on one replica."""
@@ -152,6 +154,14 @@ class FleetSchedule:
             work = 0.0 if schedule is None else schedule.makespan(fleet.problem_of(k, self.members(k)))
             seconds.append(replica.busy + work)
         return tuple(seconds)
+
+    def computed_tokens(self, fleet: Fleet) -> int:
+        """Return the prompt tokens that all stages compute."""
+        return sum(
+            int(schedule.stage_tokens(fleet.problem_of(k, self.members(k))).sum())
+            for k, schedule in enumerate(self.schedules)
+            if schedule is not None
+        )
 
     def makespan(self, fleet: Fleet) -> float:
         """Return the seconds until every replica is done."""

@@ -14,6 +14,7 @@ from .prefix_tree import PrefixTree
 
 if TYPE_CHECKING:
     from .problem import Problem
+    from .workload import Workload
 
 
 @dataclass(slots=True, eq=False)
@@ -224,6 +225,12 @@ class CountedAhead:
         if self._kept:
             for request in requests:
                 self._there.update(path_of(self._parent, self._leaf[request]))
+
+
+def usual_prefix_cache(workload: Workload, slots: int, share: float = 0.25) -> int:
+    """Return the default memory for beginnings that no running request reads, in tokens."""
+    longest = int((workload.input_tokens + workload.output_tokens).max())
+    return min(int(share * slots * longest), workload.shared_once)
 
 
 def path_of(parents: Sequence[int], leaf: int) -> list[int]:

@@ -301,7 +301,7 @@ class Plan(Shown):
             )
         if tree is None:
             return ""
-        computed = int(self.schedule.stage_tokens(self.problem).sum()) if self.followed is None else None
+        computed = None if self.followed is not None else self.shares.computed_tokens(self.fleet)
         return _computed_once(int(self.workload.input_tokens.sum()), tree.distinct_tokens, computed)
 
     def repeats_in(self, served: Iterable[str], computed: Sequence[int | None]) -> str:
@@ -386,9 +386,6 @@ class Plan(Shown):
         for name in ("followed", "goal"):
             if value[name] is None:
                 del value[name]
-        for replica in value["fleet"]["replicas"]:
-            if not replica["memory_divided"]:
-                del replica["memory_divided"]
         return value
 
     @classmethod
@@ -412,6 +409,8 @@ class Plan(Shown):
             hint = "Give a plan that `batchbound plan` or `run` wrote, or requests as JSONL, CSV or Parquet."
             raise InputError("holds neither a plan nor requests", file=path, hint=hint)
         fleet = value.get("fleet")
+        workload = fleet.get("workload") if isinstance(fleet, dict) else None
+        refuse_unknown(Workload, workload, file=path, within="fleet.workload", hint=cls.JSON_HINT)
         for number, entry in enumerate(_listed(fleet.get("replicas")) if isinstance(fleet, dict) else ()):
             within = f"fleet.replicas.{number}.cost"
             cost = entry.get("cost") if isinstance(entry, dict) else None
@@ -449,7 +448,7 @@ class Plan(Shown):
             raise InputError(what, file=path, where=where, hint=hint)
 
 
-_DEFAULTS = {"arrival": 0.0, "group": -1, "priority": 0, "deadline": None, "shared_tokens": 0}
+_DEFAULTS = {"arrival": 0.0, "group": -1, "priority": 0, "deadline": None}
 
 
 def _computed_once(whole: int, needed: int, computed: int | None) -> str:

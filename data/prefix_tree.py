@@ -207,6 +207,14 @@ class PrefixTree:
         return np.array(through, dtype=np.int64)
 
     @property
+    def root(self) -> IntArray:
+        """First node of each prompt, shape (requests,); -1 for none."""
+        root = list[int]()
+        for node, parent in enumerate(self.parent.tolist()):
+            root.append(node if parent < 0 else root[parent])
+        return np.array([*root, -1], dtype=np.int64)[self.leaf]
+
+    @property
     def shared_tokens(self) -> IntArray:
         """Tokens of each prompt before its own, shape (requests,)."""
         return np.append(self.through, 0)[self.leaf]

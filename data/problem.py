@@ -88,8 +88,7 @@ class Problem(Shown):
         Most requests in progress at a time: the paper's clients :math:`J`, the engine's batch rows.
     kv_capacity
         Most tokens of KV cache of running requests, or None for no limit. Each request counts its whole
-        prompt, shared or not; prompts kept for later requests count separately. Where the workload has a tree
-        of beginnings, running requests hold each of them once.
+        prompt; where the workload has a tree of beginnings, running requests hold each of them once.
     prefill_token_cap
         Most prompt tokens of one prefill stage, or None for no limit.
     max_position
@@ -98,13 +97,8 @@ class Problem(Shown):
         True if a prefill stage yields the first token, as in engines: ``n`` tokens take ``n - 1`` decode
         steps. False for the hybrid paper's ``n`` decode steps.
     prefix_cache
-        Most tokens of shared prompts kept between prefill stages, in addition to the KV capacity; see
-        :class:`~batchbound.data.prefix_cache.PrefixCache`. With 0, each stage computes its shared prompts
-        again. Where the workload has a tree of beginnings, they share the memory of :attr:`pages`; see
-        :class:`~batchbound.data.kept_beginnings.KeptBeginnings`.
-    memory_divided
-        True if the search chose ``prefix_cache``, and left the rest of the memory as ``kv_capacity``. Bounds
-        then hold for every division of their sum.
+        Tokens of memory for beginnings that no running request reads, in addition to the KV capacity; see
+        :attr:`pages` and :class:`~batchbound.data.kept_beginnings.KeptBeginnings`.
 
     Raises
     ------
@@ -125,12 +119,7 @@ class Problem(Shown):
     max_position: int | None = None
     prefill_emits_first_token: bool = False
     prefix_cache: int = 0
-    memory_divided: bool = False
     decode_steps: IntArray = field(init=False, repr=False)
-    prefix_of: IntArray = field(init=False, repr=False)
-    """Number of each request's shared prompt; -1 for none."""
-    prefix_tokens: IntArray = field(init=False, repr=False)
-    """Tokens of each shared prompt."""
 
     def shown(self) -> Iterator[tuple[str, object]]:
         """Yield requests, slots and limits."""
@@ -152,22 +141,10 @@ class Problem(Shown):
         decode_steps = self.workload.output_tokens - int(self.prefill_emits_first_token)
         decode_steps.flags.writeable = False
         object.__setattr__(self, "decode_steps", decode_steps)
-        self._share()
         total = self.workload.input_tokens + self.workload.output_tokens
         self._refuse(total, "max_position", "prompt and completion take {} tokens")
         self._refuse(self.kv_peak, "kv_capacity", "its KV cache takes {} tokens at the end")
         self._refuse(self.prompt_tokens, "prefill_token_cap", "its prompt takes {} tokens")
-
-    def _share(self) -> None:
-        """Set the number and the tokens of each shared prompt."""
-        shared, group = self.workload.shared_tokens, self.workload.group
-        prefix_of = np.full(len(self.workload), -1, dtype=np.int64)
-        members = np.flatnonzero(shared)
-        _, first, label = np.unique(group[members], return_index=True, return_inverse=True)
-        prefix_of[members] = np.argsort(np.argsort(first))[label]
-        for name, column in (("prefix_of", prefix_of), ("prefix_tokens", shared[members[np.sort(first)]])):
-            column.flags.writeable = False
-            object.__setattr__(self, name, column)
 
     def _refuse(self, needed: IntArray, limit: str, what: str) -> None:
         allowed = getattr(self, limit)
@@ -221,19 +198,16 @@ class Problem(Shown):
     @property
     def own_tokens(self) -> IntArray:
         """Unshared tokens of each prompt, at least one, shape (requests,)."""
-        if self.tree is not None:
-            return self.tree.own
-        return self.workload.input_tokens - self.workload.shared_tokens
+        return self.workload.own_tokens
 
     @property
     def prompt_pieces(self) -> IntArray:
-        """Tokens of the pieces that stages compute, shape (requests + shared prompts,).
+        """Tokens of the pieces that stages compute, shape (requests + nodes,).
 
-        Each piece is computed whole in one stage: a request's own tokens in its stage, a shared prompt or a
-        node of the tree in the stage of one of its requests.
+        Each piece is computed whole in one stage: a request's own tokens in its stage, a node of the tree in
+        the stage of one of its requests.
         """
-        shared = self.prefix_tokens if self.tree is None else self.tree.tokens
-        return np.concatenate((self.own_tokens, shared))
+        return self.own_tokens if self.tree is None else np.append(self.own_tokens, self.tree.tokens)
 
     @property
     def holds_whole_prompts(self) -> bool:
@@ -246,7 +220,7 @@ class Problem(Shown):
     @property
     def held_alone(self) -> IntArray:
         """Prompt tokens that each running request holds for itself, shape (requests,)."""
-        return self.prompt_tokens if self.tree is None else self.tree.own
+        return self.own_tokens
 
     @property
     def held_at_start(self) -> IntArray:
@@ -256,13 +230,12 @@ class Problem(Shown):
     @property
     def shares_prompts(self) -> bool:
         """True if stages compute tokens that several requests share."""
-        return len(self.prefix_tokens) > 0 or self.tree is not None
+        return self.tree is not None
 
     @property
     def keeps_every_prefix(self) -> bool:
-        """True if all shared prompts fit, so each is computed once."""
-        shared = self.prefix_tokens if self.tree is None else self.tree.tokens
-        return int(shared.sum()) <= self.prefix_cache
+        """True if all shared beginnings fit, so each is computed once."""
+        return self.tree is None or int(self.tree.tokens.sum()) <= self.prefix_cache
 
     @property
     def kv_at_start(self) -> IntArray:

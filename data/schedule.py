@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,6 @@ import numpy.typing as npt
 from .arrays import FloatArray, IntArray
 from .costs.cost import CostModel
 from .kept_beginnings import HeldBeginnings, stage_tokens
-from .prefix_cache import computed_tokens
 from .problem import MOST_STEPS, Problem
 
 
@@ -138,7 +136,8 @@ class Schedule:
         """Return the prompt tokens computed in each bin, shape (bins,)."""
         if problem.tree is not None:
             return stage_tokens(problem, self.bin_of, self.decode_steps)
-        return computed_tokens(problem, self.bin_of, self.bins)
+        tokens = np.bincount(self.bin_of, weights=problem.prompt_tokens, minlength=self.bins)
+        return tokens.astype(np.int64)
 
     def prefill_stages(self) -> int:
         """Return the number of bins with a prefill."""
@@ -274,26 +273,14 @@ class Schedule:
                 return None
             what = f"{self.stage_tokens(problem)[over[0]]} prompt tokens in one prefill stage, {cap} allowed"
             return Violation("token cap of a prefill stage", what, bin=int(over[0]))
-        # Tokens of the kept shared prompts, and the requests that have yet to begin with each.
-        cached: dict[int, int] = {}
-        prefix_of, own_tokens = problem.prefix_of.tolist(), problem.own_tokens.tolist()
-        waiting = Counter(prefix_of)
+        prompts = problem.prompt_tokens.tolist()
         for k, members in enumerate(self._members()):
-            tokens, computed = 0, dict[int, int]()
+            tokens = 0
             for i in members:
-                prefix = prefix_of[i]
-                if prefix >= 0 and prefix not in cached and prefix not in computed:
-                    computed[prefix] = int(problem.workload.shared_tokens[i])
-                    tokens += computed[prefix]
-                tokens += own_tokens[i]
-                waiting[prefix] -= 1
+                tokens += prompts[i]
                 if tokens > cap:
                     what = f"{tokens} prompt tokens in one prefill stage, {cap} allowed"
                     return Violation("token cap of a prefill stage", what, request=i, bin=k)
-            cached = {prefix: shared for prefix, shared in cached.items() if waiting[prefix]}
-            for prefix in sorted(computed):
-                if waiting[prefix] and sum(cached.values()) + computed[prefix] <= problem.prefix_cache:
-                    cached[prefix] = computed[prefix]
         return None
 
     def _members(self) -> list[list[int]]:

@@ -47,7 +47,6 @@ class Request:
     group: Requests with the same number share a prompt; -1 for none.
     priority: Larger is more urgent.
     deadline: Seconds after the job's start; infinite for none.
-    shared_tokens: Common first tokens of its group's prompts, computed once; fewer than the prompt's.
     """
 
     id: str
@@ -57,7 +56,6 @@ class Request:
     group: int = -1
     priority: int = 0
     deadline: float = float("inf")
-    shared_tokens: int = 0
 
 
 COLUMNS = ("ids", *(field.name for field in fields(Request)[1:]))
@@ -80,10 +78,8 @@ class Workload(Shown):
         Seconds, not negative.
     group, priority
         Integers.
-    shared_tokens
-        Tokens, the same for all requests of a group.
     tree
-        Beginnings that the prompts share, in place of ``shared_tokens``; None if they are not known.
+        Beginnings that the prompts share; None if there are none, or they are not known.
 
     Raises
     ------
@@ -100,7 +96,6 @@ class Workload(Shown):
     group: IntArray = None  # type: ignore[assignment]
     priority: IntArray = None  # type: ignore[assignment]
     deadline: FloatArray = None  # type: ignore[assignment]
-    shared_tokens: IntArray = None  # type: ignore[assignment]
     tree: PrefixTree | None = None
 
     def shown(self) -> Iterator[tuple[str, object]]:
@@ -131,7 +126,7 @@ class Workload(Shown):
             self._set(name, column, count)
             _refuse(np.isnan(column) | (column < 0), column, name, "must be seconds, not negative")
         _refuse(self.arrival > LATEST, self.arrival, "arrival", f"is too late ({LATEST:g} seconds at most)")
-        for name, default_integer in (("group", -1), ("priority", 0), ("shared_tokens", 0)):
+        for name, default_integer in (("group", -1), ("priority", 0)):
             values = getattr(self, name)
             column = np.full(count, default_integer) if values is None else _integers(values, name)
             self._set(name, column, count)
@@ -140,27 +135,25 @@ class Workload(Shown):
             _refuse(column < 1, column, name, "must be at least one token")
             _refuse(column > LONGEST, column, name, f"is beyond any model ({LONGEST} tokens at most)")
         _refuse_repeated(self.ids)
-        self._check_shared()
-        self._check_tree()
-
-    def _check_tree(self) -> None:
-        if self.tree is None:
-            return
-        if not np.array_equal(self.tree.prompt_tokens, self.input_tokens):
+        if self.tree is not None and not np.array_equal(self.tree.prompt_tokens, self.input_tokens):
             raise ValueError("the prefix tree is of prompts with other lengths")
-        if self.shared_tokens.any():
-            raise ValueError("a prefix tree takes the place of shared_tokens: leave them out")
 
-    def _check_shared(self) -> None:
-        shared, name = self.shared_tokens, "shared_tokens"
-        if not shared.any():
-            return
+    def sharing(self, shared_tokens: npt.ArrayLike) -> Workload:
+        """Return the requests with the first tokens that each group's prompts share.
+
+        shared_tokens: Common first tokens of its group's prompts, fewer than the prompt's; shape (requests,).
+
+        Raises WorkloadError if a group's numbers differ, or a request without a group shares tokens.
+        """
+        name = "shared_tokens"
+        shared = _integers(shared_tokens, name)
         _refuse(shared < 0, shared, name, "must not be negative")
         _refuse(shared >= self.input_tokens, shared, name, "must be fewer than the prompt's tokens")
         _refuse((shared > 0) & (self.group < 0), shared, name, "are shared with no group")
         _, first, label = np.unique(self.group, return_index=True, return_inverse=True)
         differs = (shared != shared[first[label]]) & (self.group >= 0)
         _refuse(differs, shared, name, "differ from those of its group")
+        return self.with_tree(PrefixTree.of_groups(self.input_tokens, self.group, shared))
 
     def _set(self, name: str, column: npt.NDArray[Any], count: int) -> None:
         if column.shape != (count,):
@@ -198,12 +191,13 @@ class Workload(Shown):
                 raise WorkloadError(f"there is no such column among {list(frame)}", row=None, column=name)
         optional: dict[str, Any] = {
             name: frame[name].to_numpy()
-            for name in ("arrival", "group", "priority", "deadline", "shared_tokens")
+            for name in ("arrival", "group", "priority", "deadline")
             if name in frame.columns
         }
         names = frame if "id" in frame.columns else frame.index.to_frame()
         ids = _names(names["id"].to_list()) if "id" in names else numbered_ids(len(frame))
-        return cls(ids, frame["input_tokens"].to_numpy(), frame["output_tokens"].to_numpy(), **optional)
+        work = cls(ids, frame["input_tokens"].to_numpy(), frame["output_tokens"].to_numpy(), **optional)
+        return work.sharing(frame["shared_tokens"].to_numpy()) if "shared_tokens" in frame else work
 
     def __len__(self) -> int:
         return len(self.input_tokens)
@@ -217,7 +211,6 @@ class Workload(Shown):
             group=int(self.group[index]),
             priority=int(self.priority[index]),
             deadline=float(self.deadline[index]),
-            shared_tokens=int(self.shared_tokens[index]),
         )
 
     def __iter__(self) -> Iterator[Request]:
@@ -247,13 +240,19 @@ class Workload(Shown):
         return np.unique(group, return_inverse=True)[1].astype(np.int64)
 
     @property
+    def own_tokens(self) -> IntArray:
+        """Tokens of each prompt that it shares with no other, shape (requests,)."""
+        return self.input_tokens if self.tree is None else self.tree.own
+
+    @property
+    def shared_once(self) -> int:
+        """Tokens of all shared beginnings, each once."""
+        return 0 if self.tree is None else int(self.tree.tokens.sum())
+
+    @property
     def computed_tokens(self) -> int:
         """Tokens of all prompts; those that several share count once."""
-        if self.tree is not None:
-            return self.tree.distinct_tokens
-        first = np.unique(self.group, return_index=True)[1]
-        own_tokens = int((self.input_tokens - self.shared_tokens).sum())
-        return own_tokens + int(self.shared_tokens[first].sum())
+        return int(self.own_tokens.sum()) + self.shared_once
 
     def without_arrivals(self) -> Workload:
         """Return the same requests, all arriving at the start."""
@@ -271,7 +270,7 @@ class Workload(Shown):
         unlike = np.bincount(label, weights=self.input_tokens != self.input_tokens[first[label]])
         alike = grouped & (unlike[label] == 0) & (np.bincount(label)[label] > 1)
         shared[alike] = self.input_tokens[alike] - 1
-        return replace(self, shared_tokens=shared)
+        return self.sharing(shared)
 
     def with_output_tokens(self, output_tokens: npt.ArrayLike) -> Workload:
         """Return the requests with other completion lengths."""
@@ -282,12 +281,7 @@ class Workload(Shown):
 
         A tree without nodes is left out.
         """
-        none = np.zeros(len(self), dtype=np.int64)
-        return replace(self, shared_tokens=none, tree=tree if len(tree.parent) else None)
-
-    def without_tree(self) -> Workload:
-        """Return the requests as an engine knows them that reuses only the prompts of a group."""
-        return self if self.tree is None else replace(self, tree=None).with_shared_prompts()
+        return replace(self, tree=tree if len(tree.parent) else None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

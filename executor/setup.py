@@ -10,7 +10,8 @@ import numpy as np
 
 from ..data.arrays import IntArray, numbered
 from ..data.costs.cost import CostModel
-from ..data.prefix_cache import usual_prefix_cache
+from ..data.kept_beginnings import usual_prefix_cache
+from ..data.prefix_tree import PrefixTree
 from ..data.problem import Problem
 from ..data.trace import Trace
 from ..data.workload import Workload, numbered_ids
@@ -55,7 +56,7 @@ class Setup:
     def problem(self, drafts: Sequence[Draft], slots: int, alone: Collection[int] = ()) -> Problem:
         """Return the scheduling problem of named completions.
 
-        Drawn tokens of continued completions count as prompt; these and ``alone`` share no prompt.
+        Drawn tokens of continued completions count as prompt; ``alone`` share no beginning.
         """
         lengths = np.array([len(draft.prompt) for draft in drafts])
         begun = np.array([len(draft.begun) for draft in drafts])
@@ -63,9 +64,8 @@ class Setup:
         workload = Workload.from_lengths(lengths + begun, np.maximum(1, expected - begun))
         workload = replace(workload, ids=np.array([draft.name for draft in drafts], dtype=np.object_))
         if self.share_prompts:
-            apart = np.isin(np.arange(len(drafts)), list(alone)) | (begun > 0)
-            group = numbered(at if apart[at] else draft.prompt for at, draft in enumerate(drafts))
-            workload = replace(workload, group=np.where(apart, -1, group)).with_shared_prompts()
+            shared = np.setdiff1d(np.arange(len(drafts)), list(alone))
+            workload = _sharing(workload, [drafts[at].prompt for at in shared], shared)
         longest = int((workload.input_tokens + workload.output_tokens).max())
         fitting = slots if self.kv_tokens is None else min(slots, self.kv_tokens // longest)
         # On the host memory is ample: kept prompts may take as much again as the slots.
@@ -81,9 +81,7 @@ class Setup:
             return cast("QueuedPolicy", policy_named("lpt-ski", problem))
         longest = _most_steps(drafts)
         past = self.past[1] if self.past is not None and self.past[0] == longest else None
-        workload = replace(
-            problem.workload, group=_groups(drafts), shared_tokens=np.zeros(len(problem), dtype=np.int64)
-        )
+        workload = replace(problem.workload, group=_groups(drafts), tree=None)
         seen = without_lengths(replace(problem, workload=workload, prefix_cache=0))
         return hidden_policy(self.policy, seen, Known(longest, past=past))
 
@@ -114,6 +112,16 @@ def name_streams(drafts: Sequence[Draft], first: int) -> None:
             name += "'"
         name = draft.partial.name if draft.partial else name
         draft.name = f"{first}{STREAM}{name}" if first else name
+
+
+def _sharing(workload: Workload, prompts: Sequence[Sequence[int]], requests: IntArray) -> Workload:
+    """Return the workload with the beginnings that the prompts of some requests share."""
+    if not prompts:
+        return workload
+    tree = PrefixTree.of_prompts(prompts).worth_keeping()
+    leaf, own = np.full(len(workload), -1), workload.input_tokens.copy()
+    leaf[requests], own[requests] = tree.leaf, own[requests] - tree.shared_tokens
+    return workload.with_tree(PrefixTree(tree.parent, tree.tokens, leaf, own))
 
 
 def _most_steps(drafts: Sequence[Draft]) -> int:

@@ -8,7 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from ..data.arrays import IntArray
+from ..data.prefix_tree import PrefixTree
 from ..data.problem import Problem
 from ..data.trace import DISTINCT, Trace
 from ..data.workload import Turns, Workload
@@ -78,8 +81,9 @@ def served_turns(
         np.array([len(prompts[turn.request]) + turn.before for turn in rows]),
         columns["tokens"] if partly else workload.output_tokens[request],
         group=np.where(first, workload.group[request], -1),
-        shared_tokens=np.where(first, workload.shared_tokens[request], 0),
     )
+    if workload.tree is not None:
+        turns = turns.with_tree(_of_first_turns(workload.tree, request, first, turns.input_tokens))
     ran = run.trace(request)
     engine = dict(ran.engine)
     if DISTINCT in engine and partly:
@@ -95,3 +99,15 @@ def served_turns(
         paths,
         Turns(after, pause) if several else None,
     )
+
+
+def _of_first_turns(
+    tree: PrefixTree, request: IntArray, first: npt.NDArray[np.bool_], prompt: IntArray
+) -> PrefixTree:
+    """Return what the prompts of first turns share; later ones continue conversations.
+
+    Shapes: request, first and prompt (turns,).
+    """
+    leaf = np.where(first, tree.leaf[request], -1)
+    own = np.where(first, tree.own[request], prompt)
+    return PrefixTree(tree.parent, tree.tokens, leaf, own).select(np.arange(len(request)))

@@ -11,7 +11,6 @@ import numpy.typing as npt
 from ..data.arrays import IntArray
 from ..data.files.record import plain
 from ..data.kept_beginnings import KeptBeginnings
-from ..data.prefix_cache import PrefixCache
 from ..data.problem import Problem
 from ..data.trace import Stage, StageKind
 from .policy import FREE
@@ -61,7 +60,7 @@ class Simulator:
         self._cost, self._swap = problem.cost, swap
         progress = Progress.none(problem, output_tokens) if progress is None else progress
         self._decoded, self._held, self._left = progress.decoded, progress.held, progress.left
-        self._prompt, self._cache = problem.prompt_tokens, PrefixCache(problem)
+        self._prompt = problem.prompt_tokens
         self._kept = None if problem.tree is None else KeptBeginnings(problem)
         self._begun = np.zeros(len(problem), dtype=np.bool_)
         self._slot_request = np.full(problem.slots, FREE, dtype=np.int64)
@@ -94,7 +93,7 @@ class Simulator:
         again = chosen[begun]
         if self._kept is None:
             whole = 0 if self._swap is not None else int((self._prompt[again] + self._decoded[again]).sum())
-            return self._cache.begin(chosen[~begun]) + whole
+            return int(self._prompt[chosen[~begun]].sum()) + whole
         if self._swap is None:
             return self._kept.begin(chosen.tolist(), self._decoded[chosen].tolist())
         self._kept.resume(again.tolist(), self._decoded[again].tolist())
@@ -129,8 +128,7 @@ class Simulator:
             self._time += self._swap * int((self._prompt[chosen] + self._decoded[chosen]).sum())
 
     def forget_prompts(self) -> None:
-        """Drop the shared prompts."""
-        self._cache.clear()
+        """Drop the shared beginnings."""
         if self._kept is not None:
             self._kept.clear()
 
@@ -142,7 +140,6 @@ class Simulator:
         """Drop all decoded tokens of these requests."""
         chosen = np.asarray(requests, dtype=np.int64)
         begun = chosen[self._begun[chosen]]
-        self._cache.begin_again(begun)
         if self._kept is not None:
             self._kept.begin_again(begun.tolist())
         self._left[chosen] += self._decoded[chosen]

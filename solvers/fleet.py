@@ -14,14 +14,19 @@ import numpy as np
 
 from ..data.arrays import IntArray
 from ..data.bound import Bound, gap_above
+from ..data.costs.iteration_rates import IterationRates
 from ..data.fleet import Fleet, FleetSchedule
+from ..data.iterations import EngineLimits
+from ..data.prefix_tree import PrefixTree
 from ..data.problem import Problem
 from ..data.schedule import Schedule
+from ..data.workload import numbered_rows
 from ..heuristics.dispatch import RULES as DISPATCH_RULES
 from ..heuristics.dispatch import dispatch
 from ..heuristics.fleet.simulation import simulate_fleet
 from ..heuristics.loop import PolicyError, schedule_of
 from ..heuristics.policy import Policy, State, Step
+from ..heuristics.prefixes.replicas import share_subtrees
 from ..heuristics.registry import POLICIES, policy_named
 from ..models.bounds.fleet import StepBy, fleet_bound, request_costs, step_shares
 from ..models.bounds.fleet_partition import Ends, least_loaded, spread_groups
@@ -263,9 +268,10 @@ class _FleetSearch:
             for k, requests in enumerate(self._ends.levelled(even, self._busy, self._rng, TRIES)):
                 replica_of[requests] = k
         self._shares = self._scheduled_by(replica_of)
-        if self._groups is None and self._fleet.workload.shared_tokens.any() and not self._late():
-            # Each replica computes a shared prompt for itself.
-            self._take(self._together(self._fleet.workload.group_numbers()))
+        tree = self._fleet.workload.tree
+        if self._groups is None and tree is not None and not self._late():
+            # Each replica computes a shared beginning for itself.
+            self._take(self._by_subtrees(tree))
 
     @property
     def _may_level(self) -> bool:
@@ -480,6 +486,19 @@ class _FleetSearch:
         dearest = np.argsort(-costs.mean(axis=0), kind="stable")
         replica_of: IntArray = least_loaded(costs, self._kind_of, self._busy, dearest)[unit_of]
         return replica_of
+
+    def _by_subtrees(self, tree: PrefixTree) -> IntArray:
+        """Share out whole subtrees, and between equal replicas parts of them where balance pays."""
+        one = self._fleet.replicas[0]
+        if len(set(self._fleet.replicas)) > 1:
+            lone = len(tree.parent) + np.arange(len(tree))
+            return self._together(numbered_rows(np.where(tree.root < 0, lone, tree.root)))
+        cost = one.cost
+        rates = IterationRates(
+            cost.decode_base, decodes=cost.decode_per_slot, prompt_tokens=cost.prefill_per_token
+        )
+        steps, replicas = self._fleet.decode_steps, len(self._busy)
+        return share_subtrees(tree, steps, replicas, EngineLimits(one.slots), rates)
 
     def _scheduled(self, replica: int, requests: IntArray) -> _Share:
         busy = self._fleet.replicas[replica].busy

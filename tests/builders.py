@@ -62,8 +62,8 @@ def sharing(
     """Return requests of a token each: those of a group begin with one prompt of so many shared tokens."""
     begins = [shared if group >= 0 else 0 for group in groups]
     prompts = [alone + tokens for alone, tokens in zip(own, begins, strict=True)]
-    columns = {"group": groups, "shared_tokens": begins}
-    return Problem(workload_of(prompts, [1] * len(own), **columns), cost, slots, **limits)
+    workload = workload_of(prompts, [1] * len(own), group=groups).sharing(begins)
+    return Problem(workload, cost, slots, **limits)
 
 
 def schedule_of(bins: Sequence[int], slots: Sequence[int], decode_steps: Sequence[int]) -> Schedule:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from tiny_optima import grouped_optimum
+from tiny_optima import optimum
 
 from batchbound.data.problem import Problem
 from batchbound.solvers.backends.worker import Desk, Outcome, _Call
@@ -72,7 +72,7 @@ def _switch_off_cost_cache() -> None:
 @pytest.fixture(scope="session")
 def optimal_makespan() -> Callable[[Problem], float]:
     """Least makespan of a tiny problem, by exhaustive search that shares nothing with the solvers."""
-    return grouped_optimum
+    return optimum
 
 
 @pytest.fixture(scope="module")

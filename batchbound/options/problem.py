@@ -91,9 +91,8 @@ class LimitOptions(PromptTable, LengthTable):
     kv_capacity: TokenCount | None = option(None, "KV capacity in tokens (default: no limit)")
     prefix_cache: Tokens | None = option(
         None,
-        "part of --kv-capacity that keeps shared prompts between prefill stages, in tokens; with 0 each"
-        " stage computes the shared prompts that it needs (default: a quarter of the slots' capacity, or"
-        " the part with the shortest quick schedule)",
+        "tokens of --kv-capacity kept for shared beginnings that no running request reads"
+        " (default: as many as there are, at most what the slots take; none with --kv-capacity)",
     )
     prefill_token_cap: TokenCount | None = option(None, "maximum prompt tokens per prefill stage")
     max_position: TokenCount | None = option(

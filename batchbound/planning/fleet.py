@@ -24,7 +24,7 @@ from ..heuristics.dispatch import dispatch, group_members
 from ..heuristics.fleet.policy import choose_fleet_policy, serve_with_backoff
 from ..models.bounds.fleet import fleet_bound
 from ..solvers.fleet import plan_fleet
-from ..solvers.result import Limits, Status
+from ..solvers.result import Limits
 from ..solvers.search.constructive import ski_rental_schedule
 from ..solvers.solve import DEFAULT_SECONDS
 from ..version import __version__
@@ -58,31 +58,7 @@ def make_fleet_plan(
     limits = Limits(seconds=DEFAULT_SECONDS) if limits is None else limits
     if len(fleet.replicas) == 1 and not fleet.replicas[0].busy:
         return replace(make_plan(fleet.problem(), limits=limits, provenance=provenance), groups=groups)
-    fleets = _divisions(fleet)
-    plans = [
-        _planned(divided, groups, rule, limits.part(1 / len(fleets)), provenance or Provenance())
-        for divided in fleets
-    ]
-    best = min(plans, key=lambda plan: plan.seconds)
-    bound = max((plan.bound for plan in plans if plan.bound is not None), key=lambda bound: bound.seconds)
-    claim = bound if best.followed is None else best.followed.bound
-    status = Status.OPTIMAL if claim.proves(best.seconds) else Status.FEASIBLE
-    spent = [plan.maker.seconds for plan in plans]
-    seconds = None if None in spent else sum(filter(None, spent))
-    return replace(best, bound=bound, maker=replace(best.maker, status=status, seconds=seconds))
-
-
-def _divisions(fleet: Fleet) -> list[Fleet]:
-    """Return the fleet with its division of the KV memory, and one that keeps no shared prompt."""
-    if not (fleet.workload.shared_tokens.any() and any(each.memory_divided for each in fleet.replicas)):
-        return [fleet]
-    whole = tuple(
-        replace(replica, kv_capacity=replica.kv_capacity + replica.prefix_cache, prefix_cache=0)
-        if replica.memory_divided and replica.kv_capacity is not None
-        else replica
-        for replica in fleet.replicas
-    )
-    return [fleet] if whole == fleet.replicas else [fleet, replace(fleet, replicas=whole)]
+    return _planned(fleet, groups, rule, limits, provenance or Provenance())
 
 
 def _planned(fleet: Fleet, groups: Groups, rule: str | None, limits: Limits, provenance: Provenance) -> Plan:
@@ -197,8 +173,6 @@ def fleet_of(problem: Problem, spec: str, prompts: Sequence[str] = ()) -> Fleet:
         replicas: tuple[Replica, ...] = (one,) * int(spec)
     else:
         replicas = tuple(_read_replicas(spec, one))
-    several = len(replicas) > 1 or replicas[0].busy > 0
-    workload = workload.without_tree() if several else workload
     return Fleet(workload, replicas, problem.prefill_emits_first_token)
 
 

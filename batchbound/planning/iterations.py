@@ -317,7 +317,7 @@ def _shared_out(
     if together and groups == "any":
         # One request has one body: its completions stay together.
         work, groups = (
-            replace(work, group=job.requests(), shared_tokens=np.zeros_like(work.group)),
+            replace(work, group=job.requests()),
             "together",
         )
     replicas = tuple(

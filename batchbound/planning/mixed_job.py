@@ -134,10 +134,11 @@ def read_mixed_job(
     refuse_other_kinds(name, "no requests")
     if columns is None and (is_table(name) or not os.path.exists(name)):
         read = read_workload(name, lengths=lengths, longest=longest, drop_unanswered=drop_unanswered)
-        work = read.workload.without_arrivals()
+        read_work = read.workload.without_arrivals()
+        work = replace(read_work, tree=None)
         job = MixedJob(work, exact=read.lengths.kind == "known", assumptions=(COUNTS_ALL,))
         if unit is not None:
-            tree = PrefixTree.of_groups(work.input_tokens, work.group, work.shared_tokens, unit)
+            tree = _in_units(read_work, unit)
             job = replace(job, tree=tree, assumptions=(Assumption(DISTINCT, "assumed"), *assumed_of(tree)))
         return ReadJob(job, name, read.lengths)
     if drop_unanswered:
@@ -148,6 +149,16 @@ def read_mixed_job(
     job = replace(job, exact=source.kind == "known")
     source = replace(source, sampled=source.kind == "completions" and not requests.repeats)
     return ReadJob(job, name, source, prompts_digest(name), requests)
+
+
+def _in_units(work: Workload, unit: int) -> PrefixTree:
+    """Return the tree of a table's groups in units of the engine."""
+    tree = (
+        PrefixTree.of_groups(work.input_tokens, work.group, 0 * work.group)
+        if work.tree is None
+        else work.tree
+    )
+    return PrefixTree.of_groups(work.input_tokens, tree.leaf, tree.shared_tokens, unit)
 
 
 def _sent(

@@ -9,11 +9,7 @@ from ..data.fleet import Fleet
 from ..data.plan import Maker, Plan, Provenance
 from ..data.problem import Problem
 from ..data.schedule import Schedule
-from ..listening import note
-from ..models.bounds.divisions import is_divided
-from ..models.bounds.makespan import best_bound
 from ..models.bounds.prove import proven_bound
-from ..solvers.cache_choice import divisions
 from ..solvers.result import Limits, Result, Status, StoppedBy, despite_interrupt
 from ..solvers.search.params import SearchParams
 from ..solvers.solve import DEFAULT_SECONDS, DEFAULT_SOLVER, solve
@@ -36,8 +32,7 @@ def make_plan(
 ) -> Plan:
     """Plan one replica: solve, check and bound.
 
-    Where the search may divide the KV capacity, several divisions are planned, and the best is kept. Under a
-    KV capacity the plan follows a policy that evicts requests, if one takes less than the schedule.
+    Under a KV capacity the plan follows a policy that evicts requests, if one takes less than the schedule.
 
     problem: Requests, costs and limits; arrivals are ignored.
     solver: Name of the solver, see :func:`~batchbound.solvers.solve.solve`.
@@ -51,47 +46,12 @@ def make_plan(
     """
     problem = problem.without_arrivals()
     limits = Limits(seconds=DEFAULT_SECONDS) if limits is None else limits
-    problems = divisions(problem) if is_divided(problem) else [problem]
-    plans, begun, part = list[Plan](), time.perf_counter(), limits.part(1 / len(problems))
-    if evicting:
-        part = searched(Fleet.of(problem, 1), part)
-    for number, divided in enumerate(problems, start=1):
-        first = start if number == 1 else None
-        plan = _planned(divided, solver, part, first, params, provenance or Provenance())
-        until = None if limits.seconds is None else begun + limits.seconds * number / len(problems)
-        plans.append(following_plan(plan, until=until) if evicting else plan)
-        if plan.maker.stopped_by == StoppedBy.INTERRUPT:
-            break
-    best = _best_division(plans)
-    if best.problem.prefix_cache != problem.prefix_cache:
-        note(f"{best.problem.prefix_cache:,} tokens instead: that plan takes less")
-    return best
-
-
-def _best_division(plans: list[Plan]) -> Plan:
-    """Return the plan that takes least, with the best bound of every division."""
-    best = min(plans, key=lambda plan: plan.seconds)
-    if len(plans) == 1:
-        return best
-    bound = max((plan.bound for plan in plans if plan.bound is not None), key=lambda bound: bound.seconds)
-    claim = bound if best.followed is None else best.followed.bound
-    status = Status.OPTIMAL if claim.proves(best.seconds) else Status.FEASIBLE
-    spent = [plan.maker.seconds for plan in plans]
-    message = best.maker.message
-    if status is Status.FEASIBLE and best.followed is None and _is_best_of_its_division(best):
-        message = "best for this division of the KV capacity"
-    maker = replace(
-        best.maker,
-        status=status,
-        seconds=None if None in spent else sum(filter(None, spent)),
-        stopped_by=plans[-1].maker.stopped_by if status is Status.FEASIBLE else StoppedBy.PROOF,
-        message=message,
-    )
-    return replace(best, bound=bound, maker=maker)
-
-
-def _is_best_of_its_division(plan: Plan) -> bool:
-    return best_bound(replace(plan.problem, memory_divided=False)).proves(plan.makespan)
+    begun = time.perf_counter()
+    part = searched(Fleet.of(problem, 1), limits) if evicting else limits
+    plan = _planned(problem, solver, part, start, params, provenance or Provenance())
+    if not evicting:
+        return plan
+    return following_plan(plan, until=None if limits.seconds is None else begun + limits.seconds)
 
 
 def _planned(

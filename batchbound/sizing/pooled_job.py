@@ -94,13 +94,13 @@ def pool(files: Sequence[str], read_file: Callable[[str], ReadJob], tokenizer: T
     if len(read) == 1 and counted:
         tree = read[0].job.tree
     elif kinds == {True}:
+        trees = [each.job.tree for each in read if each.job.tree is not None]
+        assert len(trees) == len(read), "files are read with their trees"
+        # A table has trees of one level, with fewer nodes than rows.
         group = np.concatenate(
-            [
-                np.where(work.group < 0, -1, work.group + start)
-                for work, start in zip(works, ends, strict=True)
-            ]
+            [np.where(each.leaf < 0, -1, each.leaf + end) for each, end in zip(trees, ends, strict=True)]
         )
-        shared = np.concatenate([work.shared_tokens for work in works])
+        shared = np.concatenate([each.shared_tokens for each in trees])
         tree = PrefixTree.of_groups(prompt, group, shared)
     elif counted:
         tree = PrefixTree.of_prompts(

@@ -104,7 +104,7 @@ def read_workload(
     except UnknownColumnsError as error:
         hint = f"{asking_for_prompts(error.columns)}. {error.hint}"
         raise UnknownColumnsError(name, error.columns, hint) from None
-    if not workload.shared_tokens.any():
+    if workload.tree is None:
         workload = workload.with_shared_prompts()
     if source.kind != "known" or longest is not None:
         known = workload.output_tokens.tolist()

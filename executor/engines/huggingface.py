@@ -14,7 +14,6 @@ import numpy as np
 from ...data.arrays import IntArray
 from ...data.files.disk import InputError
 from ...data.kept_beginnings import path_of
-from ...data.prefix_tree import PrefixTree
 from ...data.problem import Problem
 from ...data.trace import DISTINCT, Stage
 from ..models.mixed_sampling import MixedSampler
@@ -385,9 +384,9 @@ class HuggingFaceEngine:
 
 def _refuse_unlike(problem: Problem, prompts: Sequence[Sequence[int]]) -> None:
     """Raise InputError if prompts do not share what the plan says."""
-    tree = problem.tree or PrefixTree.of_groups(
-        problem.prompt_tokens, problem.workload.group, problem.workload.shared_tokens
-    )
+    tree = problem.tree
+    if tree is None:
+        return
     parents, through = tree.parent.tolist(), tree.through.tolist()
     first: dict[int, int] = {}
     for index, leaf in enumerate(tree.leaf.tolist()):

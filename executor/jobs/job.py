@@ -265,7 +265,7 @@ class Job:
         problem = self.plan.problem
         if not self.repeatable:
             return problem
-        return replace(problem, workload=problem.workload.without_tree())
+        return replace(problem, workload=replace(problem.workload, tree=None).with_shared_prompts())
 
     def _policy(self, name: str, problem: Problem, left: IntArray) -> Policy:
         """Return a fresh policy, which learns kinds as they complete."""

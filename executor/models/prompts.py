@@ -11,6 +11,8 @@ import numpy as np
 
 from ...data.arrays import IntArray
 from ...data.files.disk import InputError
+from ...data.kept_beginnings import path_of
+from ...data.prefix_tree import PrefixTree
 from ...data.readers.openai_batch import CHAT, COMPLETIONS, PromptRecord
 from ...data.readers.request_fields import TEMPLATE_FIELDS
 from ...data.workload import Workload
@@ -44,23 +46,31 @@ class Prompts:
     def random(cls, workload: Workload, vocabulary: int, seed: int) -> Prompts:
         """Return random prompts of a workload's lengths.
 
-        Requests that share a prompt get the same.
+        Requests that share a beginning get the same.
         """
         rng = np.random.default_rng(seed)
         drawn = [tuple(rng.integers(vocabulary, size=count).tolist()) for count in workload.input_tokens]
-        first: dict[int, tuple[int, ...]] = {}
-        for index in np.flatnonzero(workload.shared_tokens).tolist():
-            shared, tokens_of = int(workload.shared_tokens[index]), drawn[index]
-            source = first.setdefault(int(workload.group[index]), tokens_of)
-            # Shared but for its last token, it is the same prompt.
-            rest = source if len(tokens_of) == shared + 1 else tokens_of
-            drawn[index] = source[:shared] + rest[shared : len(tokens_of)]
+        if workload.tree is not None:
+            _share(drawn, workload.tree)
         tokens = tuple(drawn)
         records = tuple(
             PromptRecord(custom_id=str(name), url=COMPLETIONS, line=0, prompt=prompt, max_tokens=int(output))
             for name, prompt, output in zip(workload.ids, tokens, workload.output_tokens, strict=True)
         )
         return cls(records, tokens)
+
+
+def _share(drawn: list[tuple[int, ...]], tree: PrefixTree) -> None:
+    """Let prompts begin alike as a tree says."""
+    parents, through, own = tree.parent.tolist(), tree.through.tolist(), tree.own.tolist()
+    first: dict[int, tuple[int, ...]] = {}
+    for index, leaf in enumerate(tree.leaf.tolist()):
+        for node in path_of(parents, leaf):
+            tokens = drawn[index]
+            source, shared = first.setdefault(node, tokens), through[node]
+            # Shared but for its last token, it is the same prompt.
+            rest = source if node == leaf and own[index] == 1 else tokens
+            drawn[index] = source[:shared] + rest[shared : len(tokens)]
 
 
 def encoded(

@@ -157,12 +157,9 @@ def run_bound_of(
     It is None if the engines share beginnings, and the traces do not tell how many tokens are distinct: other
     replicas or an earlier engine may have computed some.
 
-    prove: Bound of requests that share nothing, or what the workload says.
+    prove: Bound of requests that share what the workload says.
     evictions: Bound schedules that evict requests as well, as if a trace did.
     """
-    if served.workload.tree is not None:
-        # Every bound counts them once.
-        return prove(served)
     computed = [trace.distinct_tokens for trace in traces]
     whole = [_prompt_tokens(served, trace) for trace in traces]
     if all(tokens is None or tokens >= most for tokens, most in zip(computed, whole, strict=True)):
@@ -176,10 +173,10 @@ def run_bound_of(
 
 
 def _prompt_tokens(served: Fleet, trace: Trace) -> int:
-    """Return the prompt tokens of the served requests in a trace; none for an idle replica."""
+    """Return the distinct prompt tokens of the served requests in a trace; none for an idle replica."""
     mine = {name for name, end in zip(trace.ids, trace.finished.tolist(), strict=True) if np.isfinite(end)}
     rows = [row for row, name in enumerate(served.workload.ids.tolist()) if name in mine]
-    return int(served.workload.input_tokens[rows].sum()) if rows else 0
+    return served.workload.select(rows).computed_tokens if rows else 0
 
 
 def _holding(fleet: Fleet, traces: Sequence[Trace], run_bound: Bound | None) -> Bound | None:

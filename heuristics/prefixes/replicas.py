@@ -67,10 +67,7 @@ def share_subtrees(
 
 def _roots(tree: PrefixTree) -> list[_Part]:
     """Return the subtrees of the roots, and the requests without a leaf."""
-    root = list[int]()
-    for node, parent in enumerate(tree.parent.tolist()):
-        root.append(node if parent < 0 else root[parent])
-    of = np.append(np.array(root, dtype=np.int64), -1)[tree.leaf]
+    of = tree.root
     alone = [_Part(-1, np.array([request])) for request in np.flatnonzero(of < 0).tolist()]
     return alone + [_Part(node, np.flatnonzero(of == node)) for node in np.unique(of[of >= 0]).tolist()]
 

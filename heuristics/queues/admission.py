@@ -9,7 +9,6 @@ import numpy as np
 
 from ...data.arrays import IntArray
 from ...data.kept_beginnings import CountedAhead, HeldBeginnings
-from ...data.prefix_cache import PrefixCache
 from ...data.problem import Problem
 from ..policy import FREE, UNTIL_CHANGE, State
 
@@ -41,7 +40,6 @@ class Admission:
         self._emitted = int(problem.prefill_emits_first_token)
         self.reserve: Reserve = reserve
         self.room_at_entry = 0 if self.capacity is None else int(self.capacity * (1 - WATERMARK))
-        self._cache = PrefixCache(problem)
         self._ahead = None if problem.tree is None else CountedAhead(problem)
         self._entered = np.zeros(len(problem), dtype=np.int64)
         self._entries = 0
@@ -76,11 +74,7 @@ class Admission:
         if self._ahead is not None:
             counted = self._ahead.tokens(chosen.tolist(), state.running.tolist())
             return np.cumsum(counted + np.where(again, state.decoded[chosen], 0))
-        if not again.any():
-            return self._cache.computed(chosen)
-        tokens = np.where(again, self._problem.prompt_tokens[chosen] + state.decoded[chosen], 0)
-        tokens[~again] = np.diff(self._cache.computed(chosen[~again]), prepend=0)
-        return np.cumsum(tokens)
+        return np.cumsum(self._problem.prompt_tokens[chosen] + np.where(again, state.decoded[chosen], 0))
 
     def _held(self, state: State, requests: IntArray) -> IntArray:
         """Return the tokens that requests hold for themselves in their coming steps."""
@@ -136,8 +130,6 @@ class Admission:
 
     def enter(self, requests: Sequence[int]) -> None:
         """Record that some requests are prefilled now, in this order."""
-        fresh = np.asarray(requests, dtype=np.int64)
-        self._cache.begin(fresh[self._entered[fresh] == 0])
         if self._ahead is not None:
             self._ahead.begin(requests)
         for request in requests:

@@ -10,9 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-import numpy as np
-
-from ...data.prefix_cache import PrefixCache
 from ...data.problem import Problem
 from .admission import FULL_STAGE, WATERMARK
 from .prefill_rules import Opportunity, PrefillRule
@@ -69,9 +66,6 @@ class _Run:
     def __init__(self, problem: Problem, *, keeps_kv: bool, rule: PrefillRule | None) -> None:
         self._problem, self._keeps_kv, self._rule = problem, keeps_kv, rule
         self._idle = self._idling = self._asked = self._wait = 0
-        self._cache = PrefixCache(problem) if len(problem.prefix_tokens) else None
-        self._prefix_of, self._prefixes = problem.prefix_of.tolist(), problem.prefix_tokens.tolist()
-        self._own = problem.own_tokens.tolist()
         self._cost, self._slots = problem.cost, problem.slots
         self._prompts, self._lengths = problem.prompt_tokens.tolist(), problem.decode_steps.tolist()
         self._held_at_start = problem.kv_at_start.tolist()
@@ -114,17 +108,11 @@ class _Run:
         if not chosen or self._waits(chosen, full):
             return False
         self._idle = 0
-        tokens, fresh = 0, list[int]()
+        tokens = 0
         for request in chosen:
-            if not self._entered[request]:
-                tokens += self._own[request]
-                fresh.append(request)
-            elif not self._keeps_kv:
+            if not (self._entered[request] and self._keeps_kv):
                 tokens += self._prompts[request] + self._decoded[request]
             self._take()
-        if self._cache is not None and fresh:
-            own = sum(self._own[request] for request in fresh)
-            tokens += self._cache.begin(np.array(fresh, dtype=np.int64)) - own
         self.seconds += self._cost.prefill_seconds(tokens) if tokens else 0.0
         self.stages += 1
         for request in chosen:
@@ -157,7 +145,7 @@ class _Run:
         """Return the first waiting requests that fit a stage, and whether it is full."""
         free, chosen, tokens, held = self._slots - self._active, list[int](), 0, self._held
         returned = sorted(self._returned)[:free] if self._returned else []
-        place, fresh, met = 0, self._next, set[int]()
+        place, fresh = 0, self._next
         while len(chosen) < free:
             if place < len(returned) and (fresh >= len(self._lengths) or returned[place] < fresh):
                 request, place = returned[place], place + 1
@@ -166,10 +154,7 @@ class _Run:
             else:
                 break
             decoded = self._decoded[request]
-            if self._entered[request]:
-                tokens += self._prompts[request] + decoded
-            else:
-                tokens += self._own[request] + self._shared(request, met)
+            tokens += self._prompts[request] + decoded
             held += self._held_at_start[request] + decoded
             if self._cap is not None and tokens > self._cap and chosen:
                 return chosen, True
@@ -181,14 +166,6 @@ class _Run:
                 # Alone, though memory is short.
                 return chosen, False
         return chosen, self._cap is not None and bool(chosen) and tokens >= FULL_STAGE * self._cap
-
-    def _shared(self, request: int, met: set[int]) -> int:
-        """Return the shared tokens that a stage computes for a request after those with a prefix met."""
-        prefix = self._prefix_of[request]
-        if self._cache is None or prefix < 0 or prefix in met:
-            return 0
-        met.add(prefix)
-        return 0 if self._cache.keeps(request) else self._prefixes[prefix]
 
     def _take(self) -> None:
         """Take the first waiting request out of the queue."""

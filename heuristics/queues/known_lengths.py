@@ -11,7 +11,6 @@ from typing import Protocol
 import numpy as np
 
 from ...data.arrays import IntArray
-from ...data.prefix_cache import PrefixCache
 from ...data.problem import Problem
 from ...data.schedule import Schedule
 from ..policy import Policy
@@ -148,8 +147,7 @@ def _lists(queue: Queue) -> _Queue:
 class _Room:
     """Token cap and planned KV tokens of an admission."""
 
-    def __init__(self, problem: Problem, admission: Admission, cache: PrefixCache | None) -> None:
-        self._cache = cache
+    def __init__(self, problem: Problem, admission: Admission) -> None:
         self._prompt, self._start = problem.prompt_tokens.tolist(), problem.kv_at_start.tolist()
         self._decode_steps = problem.decode_steps.tolist()
         self._cap, self._capacity = admission.cap, admission.capacity
@@ -173,11 +171,7 @@ class _Room:
     def fitting(self, requests: list[int], now: int) -> tuple[int, bool]:
         """Return the same as :meth:`~batchbound.heuristics.queues.admission.Admission.fitting`."""
         count, full = len(requests), False
-        if self._cap is not None and count and self._cache is not None:
-            computed = self._cache.computed(np.array(requests, dtype=np.int64))
-            taken = int(np.searchsorted(computed, self._cap, side="right"))
-            count, full = max(1, taken), bool(taken < count or computed[-1] >= FULL_STAGE * self._cap)
-        elif self._cap is not None and count:
+        if self._cap is not None and count:
             tokens = taken = 0
             for request in requests:
                 tokens += self._prompt[request]
@@ -269,8 +263,7 @@ class _Run:
 
     def __init__(self, problem: Problem, policy: QueuePolicy) -> None:
         self._problem, self._rule = problem, policy.rule
-        self._cache = PrefixCache(problem) if len(problem.prefix_tokens) else None
-        self._queue, self._room = _lists(policy.queue), _Room(problem, policy.admission, self._cache)
+        self._queue, self._room = _lists(policy.queue), _Room(problem, policy.admission)
         self._decode_steps, self._prompt = problem.decode_steps.tolist(), problem.prompt_tokens.tolist()
         self._free = list(range(problem.slots))
         self._finishing: list[tuple[int, int]] = []
@@ -309,7 +302,10 @@ class _Run:
         if self._least() >= least:
             return None
         decode_steps = np.diff(np.array([*self._starts, self._now], dtype=np.int64))
-        return Schedule.from_bins(self._problem, self._bin_of, decode_steps)
+        schedule = Schedule.from_bins(self._problem, self._bin_of, decode_steps)
+        # What requests share is not counted on the way.
+        shares = self._problem.shares_prompts
+        return None if shares and schedule.makespan(self._problem) >= least else schedule
 
     def _wait(self, requests: list[int], idle: int, full: bool) -> int:
         """Return the decode steps until the rule starts a stage."""
@@ -336,8 +332,7 @@ class _Run:
         self._room.enter(taken, self._now)
         self._waiting -= len(requests)
         self._prompts -= mine
-        computed = mine if self._cache is None else self._cache.begin(np.array(requests, dtype=np.int64))
-        self._prefill += self._problem.cost.prefill_seconds(computed)
+        self._prefill += self._problem.cost.prefill_seconds(mine)
 
     def _decode(self, most: int) -> bool:
         """Decode to the next end; return whether memory has room."""

@@ -9,7 +9,6 @@ import numpy as np
 from ...data.arrays import IntArray
 from ...data.prefix_tree import PrefixTree
 from ...data.problem import Problem
-from ...data.workload import numbered_rows
 from ..policy import State
 
 
@@ -26,22 +25,21 @@ def longest_first(problem: Problem) -> IntArray:
 def group_by_group(problem: Problem, classes: int = 0) -> IntArray:
     """Order requests by group, that of the longest first, shape (requests,).
 
-    A group shares a prompt; within it, requests go by decreasing decode steps. A request that shares nothing
-    is a group of its own. The groups of a tree are its subtrees, depth first.
+    The groups are the subtrees of the roots, and requests that share nothing. Within one, requests go depth
+    first, then by decreasing decode steps.
 
     classes: Length classes per halving of the decode steps. Longer classes go first, each group by group; 0
         makes one class.
     """
-    group = np.where(problem.prefix_of >= 0, problem.prefix_of, len(problem) + np.arange(len(problem)))
     decode_steps = np.maximum(problem.decode_steps, 1)
     of = np.floor(classes * np.log2(decode_steps.max() / decode_steps)).astype(np.int64)
     if problem.tree is not None:
-        place = problem.tree.depth_first_key(-_longest_below(problem.tree, problem.decode_steps))
-        return np.lexsort((-problem.decode_steps, place, of))
-    label = numbered_rows(of, group)
-    longest = np.zeros(label.max() + 1, dtype=np.int64)
-    np.maximum.at(longest, label, problem.decode_steps)
-    return np.lexsort((-problem.decode_steps, label, -longest[label], of))
+        longest = _longest_below(problem.tree, problem.decode_steps)
+        place = problem.tree.depth_first_key(-longest)
+        root = problem.tree.root
+        first = np.where(root < 0, problem.decode_steps, np.append(longest, 0)[root])
+        return np.lexsort((-problem.decode_steps, place, root, -first, of))
+    return np.lexsort((-problem.decode_steps, of))
 
 
 def _longest_below(tree: PrefixTree, decode_steps: IntArray) -> IntArray:

@@ -59,8 +59,7 @@ def without_sharing(problem: Problem) -> Problem:
 
     Kept prompts are dropped when the weights change; a policy of rollout steps must not count on them.
     """
-    none = np.zeros(len(problem), dtype=np.int64)
-    return replace(problem, workload=replace(problem.workload, shared_tokens=none, tree=None), prefix_cache=0)
+    return replace(problem, workload=replace(problem.workload, tree=None), prefix_cache=0)
 
 
 def hidden_policy(

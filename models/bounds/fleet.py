@@ -12,7 +12,6 @@ from ...data.arrays import FloatArray
 from ...data.bound import Bound
 from ...data.fleet import Fleet, Replica
 from ..programme import Programme
-from .divisions import for_every_division_of_fleets, is_one_engine
 from .fleet_steps import FleetCosts, steps_bound
 from .makespan import best_bound
 from .prove import evicting_bound, proven_bound
@@ -44,10 +43,10 @@ def request_costs(fleet: Fleet, replica: Replica, stage_by: StageBy, step_by: St
     of C prompt tokens there are at least :math:`\sum p_i / C` stages, too. A stage takes at least its floor,
     a constant for each token of the cap. Under a KV capacity K no decode step reads more than K of the
     :math:`\sum h_i` tokens. If a prompt exceeds the bend, its stage exceeds it by at least as much.
-    :math:`p_i` excludes tokens that a group shares, as another request may have computed them.
+    :math:`p_i` excludes tokens that prompts share, as another request may have computed them, and the
+    :math:`h_i` in memory do so, as another may hold them.
     """
-    cost, workload, decode_steps = replica.cost, fleet.workload, fleet.decode_steps
-    prompts = workload.input_tokens - workload.shared_tokens
+    cost, decode_steps, prompts = replica.cost, fleet.decode_steps, fleet.workload.own_tokens
     if stage_by == "floor":
         prefill = np.full(len(fleet), max(cost.prefill_floor, cost.prefill_base) / replica.slots)
     elif stage_by == "tokens" and replica.prefill_token_cap is not None:
@@ -66,12 +65,11 @@ def step_shares(fleet: Fleet, replica: Replica, step_by: StepBy) -> FloatArray:
     """Return the decode-step part of :func:`request_costs`, shape (requests,)."""
     cost, shares = replica.cost, fleet.decode_steps / replica.slots
     if step_by == "keys and values" and replica.kv_capacity is not None:
-        shares = fleet.kv_token_steps / replica.kv_capacity
+        shares = fleet.own_token_steps / replica.kv_capacity
     seconds: FloatArray = cost.decode_base * shares
     return seconds
 
 
-@for_every_division_of_fleets
 def fleet_bound(fleet: Fleet, seconds: float = 0.0) -> Bound:
     r"""Return the best proven bound on a fleet's makespan without preemption.
 
@@ -100,14 +98,12 @@ def fleet_bound(fleet: Fleet, seconds: float = 0.0) -> Bound:
     return best
 
 
-@for_every_division_of_fleets
 def work_bound(fleet: Fleet) -> Bound:
     """Bound a fleet's makespan even if requests are evicted and moved.
 
     Each request takes part in one prefill stage at least, and in as many decode steps as without.
     """
-    if fleet.workload.tree is not None:
-        # One engine, which holds shared beginnings once.
+    if is_one_engine(fleet) and fleet.workload.tree is not None:
         return evicting_bound(fleet.problem())
     bounds = [_alone(fleet)]
     for stage_by in _stage_arguments(fleet):
@@ -115,12 +111,16 @@ def work_bound(fleet: Fleet) -> Bound:
     return max(bounds, key=lambda bound: bound.seconds)
 
 
+def is_one_engine(fleet: Fleet) -> bool:
+    """Return whether a fleet is one idle replica, bounded by its problem."""
+    return len(fleet.replicas) == 1 and fleet.replicas[0].busy == 0
+
+
 def one_after_another(fleet: Fleet, seconds: float) -> list[Bound]:
     """Bound replicas that differ by earlier work alone by one that does all."""
-    if (
-        len({replace(replica, busy=0.0) for replica in fleet.replicas}) > 1
-        or fleet.workload.shared_tokens.any()
-    ):
+    alike = len({replace(replica, busy=0.0) for replica in fleet.replicas}) == 1
+    if not alike or fleet.workload.tree is not None:
+        # Replicas compute apart what one would compute once.
         return []
     alone = proven_bound(fleet.problem(), seconds) if seconds > 0 else best_bound(fleet.problem())
     number = len(fleet.replicas)
@@ -179,8 +179,8 @@ def _shared(fleet: Fleet, stage_by: StageBy, step_by: StepBy) -> Bound:
         weight * replica.busy for weight, replica in zip(weights.tolist(), fleet.replicas, strict=True)
     )
     terms = {BUSY: busy, "requests": float(lowest.sum())}
-    if fleet.workload.shared_tokens.any():
-        terms["shared prompts"] = shared * int(fleet.problem().prefix_tokens.sum())
+    if fleet.workload.tree is not None:
+        terms["shared prompts"] = shared * fleet.workload.shared_once
     certificate: Mapping[str, object] = {
         "kind": "fleet shares",
         "weights": weights.tolist(),
@@ -240,7 +240,7 @@ def _seconds_a_token(replica: Replica, stage_by: StageBy) -> float:
 def _alone(fleet: Fleet) -> Bound:
     """Return the time of the longest request on its best replica."""
     # Another request's stage may have computed the shared tokens.
-    prompts, decode_steps = fleet.workload.input_tokens - fleet.workload.shared_tokens, fleet.decode_steps
+    prompts, decode_steps = fleet.workload.own_tokens, fleet.decode_steps
     best = np.full(len(fleet), np.inf)
     for replica in dict.fromkeys(fleet.replicas):
         cost = replica.cost

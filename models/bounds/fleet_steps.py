@@ -116,7 +116,7 @@ class _Case:
             np.minimum(self._elsewhere, weight * costs.shares[replica], out=self._elsewhere)
         self._added = costs.added[holder]
         self._busy = np.array([replica.busy for replica in fleet.replicas])
-        self._tokens = int(fleet.problem().prefix_tokens.sum()) if fleet.workload.shared_tokens.any() else 0
+        self._tokens = fleet.workload.shared_once
         self._token = costs.a_token[holder]
         self._token_elsewhere = min((w * costs.a_token[r] for r, w in lightest.items()), default=np.inf)
 

@@ -11,12 +11,10 @@ from ...data.problem import Problem
 from ..deadline import Deadline
 from .argument import Known, Task
 from .difference_set import DifferenceBound
-from .divisions import for_every_division
 from .least_counts import ALL_ON, Counts, least_counts
 from .prove import certified
 
 
-@for_every_division
 def trivial_bound(problem: Problem, counts: Counts | None = None) -> Bound:
     """Return the bound of fewest stages and fewest decode steps."""
     return certified(Known.of(problem, least_counts(problem) if counts is None else counts))
@@ -54,13 +52,11 @@ def paper_bound(problem: Problem, levels: Sequence[tuple[int, float]], decode_st
     return Bound(sum(terms.values()), "hybrid paper (31)-(32) as printed", terms, certificate, valid=False)
 
 
-@for_every_division
 def best_bound(problem: Problem) -> Bound:
     """Return the strongest valid bound that needs no search."""
     return certified(with_differences(Known.of(problem, least_counts(problem))).pruned())
 
 
-@for_every_division
 def difference_set_bound(problem: Problem) -> Bound:
     """Return the bound of counts and differences of start times."""
     return certified(with_differences(Known.of(problem, least_counts(problem))))

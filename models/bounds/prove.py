@@ -10,7 +10,6 @@ from ...data.problem import Problem
 from ..deadline import LEAST_LEFT, Deadline, Work
 from .argument import Argument, Curve, Known, Task
 from .difference_set import DifferenceBound
-from .divisions import for_every_division, is_divided
 from .least_counts import ALL_ON, COUNTED, COUNTS, COUNTS_SOURCE, cost_terms, least_counts
 from .memory_growth.programmes import GrowthBound
 from .packing_prices import PackingBound
@@ -29,7 +28,6 @@ WASTE_SECONDS = 1e-4
 """Seconds per distinct length; a shorter limit allows only counts."""
 
 
-@for_every_division
 def proven_bound(
     problem: Problem,
     seconds: float = DEFAULT_SECONDS,
@@ -68,8 +66,7 @@ def bound_within(
     if seconds is None:
         return proven_bound(problem, params=params, repeatable=True), None
     whole, share = Deadline(seconds), max(least, params.time_share * seconds)
-    # Two problems are bounded in place of one whose memory is divided.
-    bound = proven_bound(problem, share / 2 if is_divided(problem) else share, params)
+    bound = proven_bound(problem, share, params)
     return bound, max(LEAST_LEFT, whole.left)
 
 
@@ -95,7 +92,6 @@ def certified(known: Known) -> Bound:
     return Bound(sum(terms.values()), source, terms, certificate | claims)
 
 
-@for_every_division
 def evicting_bound(problem: Problem) -> Bound:
     """Bound every schedule, with or without evictions.
 

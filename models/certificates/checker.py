@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -15,7 +15,6 @@ from ...data.bound import Bound
 from ...data.iterations import EngineLimits
 from ...data.problem import Problem
 from ...data.schedule import Violation
-from ...data.workload import Workload
 from .beginnings import Beginnings
 from .claims import RefutedError, Work, entries, fullest_slot, prices, unreadable, whole, wholes
 from .memory_growth import proven_by_growth
@@ -31,9 +30,6 @@ WHOLE_PROMPTS = ("KV tokens over capacity", "two requests", "growth")
 
 ROUNDING = 1e-9
 """Tolerated relative error of floating-point sums."""
-
-EVERY_DIVISION = "every division"
-"""Kind of a proof for every division of the KV memory."""
 
 
 def verify_bound(problem: Problem, bound: Bound) -> Violation | None:
@@ -82,8 +78,6 @@ def source_of(certificate: Mapping[str, Any]) -> str:
     It is empty for an unknown kind.
     """
     kind = certificate["kind"]
-    if kind == EVERY_DIVISION:
-        return f"{kind} of the KV capacity: {source_of(_object(certificate, 'of'))}"
     if kind == "trivial" and certificate.get("evictions") is True:
         return "fewest stages and decode steps, evictions allowed"
     first = next((check for check in CHECKS if check.kind == kind), None)
@@ -105,11 +99,6 @@ _SOURCES = {
 
 def proven_seconds(problem: Problem, bound: Bound) -> float:
     """Return the seconds that a bound's certificate proves."""
-    if bound.certificate["kind"] == EVERY_DIVISION:
-        return _every_division(problem, bound)
-    if problem.memory_divided and problem.workload.shared_tokens.any():
-        what = "the search divided the KV memory, and the bound is of that division alone: plan it again"
-        raise RefutedError(EVERY_DIVISION, what)
     work, certificate = Work(), bound.certificate
     _check_terms(problem, bound.terms)
     if "evictions" in certificate:
@@ -132,57 +121,6 @@ def proven_seconds(problem: Problem, bound: Bound) -> float:
         for curve in check.curves(counted, certificate, work)
     ]
     return _cheapest(problem, stages, decode_steps, curves, work)
-
-
-def inner_certificate(certificate: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the certificate of the problem without a division."""
-    inner = _object(certificate, "of")
-    if inner["kind"] == EVERY_DIVISION:
-        raise unreadable("of", EVERY_DIVISION, "the certificate of a problem without a division")
-    if inner.get("evictions") != certificate.get("evictions"):
-        raise unreadable("evictions", certificate.get("evictions"), "that of the certificate within")
-    return inner
-
-
-def _every_division(problem: Problem, bound: Bound) -> float:
-    """Return the seconds proven of a problem that each division obeys."""
-    inner, cost = inner_certificate(bound.certificate), problem.cost
-    shared, terms = problem.workload.shared_tokens.tolist(), dict(bound.terms)
-    once = sum(dict(zip(problem.workload.group.tolist(), shared, strict=True)).values())
-    beside = 0.0
-    if bound.certificate["holds"] == "own tokens":
-        read = sum(
-            tokens * steps for tokens, steps in zip(shared, problem.decode_steps.tolist(), strict=True)
-        )
-        # The floor of a stage may cover what a shared prompt takes.
-        computed = 0.0 if cost.prefill_floor > 0 else cost.prefill_per_token * once
-        most_seconds = {
-            "shared prompts": computed,
-            "KV reads of shared prompts": cost.decode_per_kv_token * read,
-        }
-        for name, seconds in most_seconds.items():
-            claimed = terms.pop(name, 0.0)
-            if claimed > seconds * (1 + ROUNDING):
-                raise RefutedError(
-                    "terms are those of the costs", f"{name!r} is {claimed!r}, not {seconds!r}"
-                )
-            beside += claimed
-        apart = own_tokens_alone(problem.workload)
-        capacity = None if problem.kv_capacity is None else problem.kv_capacity + problem.prefix_cache
-        relaxed = replace(problem, workload=apart, kv_capacity=capacity, prefix_cache=0, memory_divided=False)
-    elif bound.certificate["holds"] == "prompts kept":
-        relaxed = replace(problem, kv_capacity=None, prefix_cache=once, memory_divided=False)
-    else:
-        raise unreadable("holds", bound.certificate["holds"], "own tokens or prompts kept")
-    return beside + proven_seconds(relaxed, Bound(math.fsum(terms.values()), "", terms, inner))
-
-
-def own_tokens_alone(workload: Workload) -> Workload:
-    """Return the requests with the tokens that none of them shares."""
-    own_tokens = [request.input_tokens - request.shared_tokens for request in workload]
-    return replace(
-        workload, input_tokens=np.array(own_tokens), shared_tokens=np.zeros(len(own_tokens), dtype=np.int64)
-    )
 
 
 def _check_evictions(problem: Problem, certificate: Mapping[str, Any]) -> None:
@@ -229,19 +167,12 @@ def _check_terms(problem: Problem, terms: Mapping[str, float]) -> None:
 def _computed_once(problem: Problem) -> list[int]:
     """Return the tokens of all pieces, each computed in one stage.
 
-    Those are the tokens that each request has for itself, and the shared beginning of each group. The stage
-    of at least one of its requests computes the latter.
+    Those are the tokens that each request has for itself, and the shared beginnings. The stage of at least
+    one of its requests computes the latter.
     """
-    workload = problem.workload
-    if problem.tree is not None:
-        return [*problem.tree.own.tolist(), *problem.tree.tokens.tolist()]
-    shared = {
-        group: tokens
-        for group, tokens in zip(workload.group.tolist(), workload.shared_tokens.tolist(), strict=True)
-        if tokens
-    }
-    prompts = zip(workload.input_tokens.tolist(), workload.shared_tokens.tolist(), strict=True)
-    return [prompt - tokens for prompt, tokens in prompts] + list(shared.values())
+    if problem.tree is None:
+        return [*problem.workload.input_tokens.tolist()]
+    return [*problem.tree.own.tolist(), *problem.tree.tokens.tolist()]
 
 
 def _object(certificate: Mapping[str, Any], name: str) -> Mapping[str, Any]:

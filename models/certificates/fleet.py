@@ -9,15 +9,7 @@ from dataclasses import replace
 from ...data.bound import Bound
 from ...data.fleet import Fleet, Replica
 from ...data.schedule import Violation
-from .checker import (
-    EVERY_DIVISION,
-    ROUNDING,
-    inner_certificate,
-    judged,
-    own_tokens_alone,
-    proven_seconds,
-    verify_bound,
-)
+from .checker import ROUNDING, judged, proven_seconds, verify_bound
 from .claims import RefutedError, Work, entries, fullest_slot, unreadable, whole
 from .reads import tokens_read
 
@@ -31,16 +23,12 @@ def verify_fleet_bound(fleet: Fleet, bound: Bound) -> Violation | None:
     kind = certificate.get("kind")
     derived = _DERIVED.get(kind) if isinstance(kind, str) else None
     several = len(fleet.replicas) > 1 or fleet.replicas[0].busy > 0
-    if not several and (kind == EVERY_DIVISION or fleet.workload.tree is not None):
+    if not several and fleet.workload.tree is not None:
         derived = None
     if derived is None:
         if several:
             return Violation("a certificate is of a known kind", f"{kind!r} is not one of a fleet")
         return verify_bound(fleet.problem(), bound)
-    divided = any(replica.memory_divided for replica in fleet.replicas)
-    if divided and kind != EVERY_DIVISION and fleet.workload.shared_tokens.any():
-        what = "the search divided the KV memory, and the bound is of that division alone: plan it again"
-        return Violation(EVERY_DIVISION, what)
     return judged(bound, lambda: derived(fleet, bound))
 
 
@@ -108,25 +96,31 @@ def _requests(fleet: Fleet, weighted: list[tuple[Replica, float]], stage_by: str
     Work().spend(len(lightest) * len(fleet))
     parts: list[float] = []
     first = int(fleet.prefill_emits_first_token)
-    for request in fleet.workload:
-        decode_steps, own_tokens = request.output_tokens - first, request.input_tokens - request.shared_tokens
-        held_tokens = request.input_tokens + first
+    for request, own_tokens in zip(fleet.workload, _own_tokens(fleet), strict=True):
+        steps = request.output_tokens - first
+        read, alone = (tokens_read(steps, held + first) for held in (request.input_tokens, own_tokens))
         parts.append(
             min(
-                weight * _share(replica, own_tokens, held_tokens, decode_steps, stage_by, step_by)
+                weight * _share(replica, own_tokens, steps, (read, alone), stage_by, step_by)
                 for replica, weight in lightest.items()
             )
         )
-    # Some replica computes what a group shares, though not all that it computes is a part of the floor.
-    shared = {request.group: request.shared_tokens for request in fleet.workload if request.shared_tokens}
-    if stage_by != "floor":
+    # Some replica computes what prompts share, though not all that it computes is a part of the floor.
+    if fleet.workload.tree is not None and stage_by != "floor":
         token = (weight * _a_token(replica, stage_by) for replica, weight in lightest.items())
-        parts.append(sum(shared.values()) * min(token))
+        parts.append(sum(fleet.workload.tree.tokens.tolist()) * min(token))
     return math.fsum(parts)
 
 
+def _own_tokens(fleet: Fleet) -> list[int]:
+    """Return the tokens of each prompt that no other request computes or holds."""
+    tree = fleet.workload.tree
+    own_tokens: list[int] = (fleet.workload.input_tokens if tree is None else tree.own).tolist()
+    return own_tokens
+
+
 def _a_token(replica: Replica, stage_by: str) -> float:
-    """Return the least seconds of a shared prompt's token."""
+    """Return the least seconds of a shared beginning's token."""
     cost, cap = replica.cost, replica.prefill_token_cap
     if stage_by != "tokens" or cap is None:
         return cost.prefill_per_token
@@ -134,9 +128,20 @@ def _a_token(replica: Replica, stage_by: str) -> float:
     return max(cost.prefill_base + cap * cost.prefill_per_token, cost.prefill_floor) / cap
 
 
-def _share(replica: Replica, prompt: int, held: int, decode_steps: int, stage_by: str, step_by: str) -> float:
+def _share(
+    replica: Replica,
+    prompt: int,
+    decode_steps: int,
+    kv_tokens: tuple[int, int],
+    stage_by: str,
+    step_by: str,
+) -> float:
+    """Return a request's least share of a replica's time.
+
+    kv_tokens: KV tokens that it reads in all its steps, and those of them that no other request holds.
+    """
     cost, cap, capacity = replica.cost, replica.prefill_token_cap, replica.kv_capacity
-    read = tokens_read(decode_steps, held)
+    read, alone = kv_tokens
     # A stage is beyond the bend by all that its prompts are, one by one.
     beyond = cost.prefill_per_token_beyond * max(0.0, prompt - cost.prefill_bend)
     if stage_by == "floor":
@@ -149,7 +154,7 @@ def _share(replica: Replica, prompt: int, held: int, decode_steps: int, stage_by
         prefill = cost.prefill_base / replica.slots + prompt * cost.prefill_per_token + beyond
     least_steps = decode_steps / replica.slots
     if step_by == "keys and values" and capacity is not None:
-        least_steps = read / capacity
+        least_steps = alone / capacity
     decode = (
         cost.decode_base * least_steps + cost.decode_per_slot * decode_steps + cost.decode_per_kv_token * read
     )
@@ -165,7 +170,7 @@ def _one_request(fleet: Fleet, bound: Bound) -> float:
     read = tokens_read(decode_steps, kv_tokens)
     return min(
         replica.busy
-        + replica.cost.prefill_seconds(request.input_tokens - request.shared_tokens)
+        + replica.cost.prefill_seconds(_own_tokens(fleet)[chosen])
         + decode_steps * replica.cost.decode_seconds(1)
         + replica.cost.decode_per_kv_token * read
         for replica in fleet.replicas
@@ -176,7 +181,7 @@ def _one_after_another(fleet: Fleet, bound: Bound) -> float:
     """Return the mean seconds of replicas, as those of one in their place."""
     if len({replace(replica, busy=0.0) for replica in fleet.replicas}) > 1:
         raise RefutedError("one after another", "the replicas differ by more than what they are busy with")
-    if any(request.shared_tokens for request in fleet.workload):
+    if fleet.workload.tree is not None:
         raise RefutedError("one after another", "requests share prompts, which replicas compute apart")
     number, alone = len(fleet.replicas), bound.certificate["alone"]
     if not isinstance(alone, Mapping):
@@ -186,30 +191,6 @@ def _one_after_another(fleet: Fleet, bound: Bound) -> float:
     of_one = Bound(math.fsum(terms.values()), bound.source, terms, alone)
     busy = math.fsum(replica.busy for replica in fleet.replicas)
     return (busy + proven_seconds(fleet.problem(), of_one)) / number
-
-
-def _every_division(fleet: Fleet, bound: Bound) -> float:
-    """Return the seconds proven of a fleet that each division obeys."""
-    holds, inner = bound.certificate["holds"], inner_certificate(bound.certificate)
-    shared = {request.group: request.shared_tokens for request in fleet.workload if request.shared_tokens}
-    replicas = []
-    for replica in fleet.replicas:
-        capacity, kept_prompts = replica.kv_capacity, sum(shared.values())
-        if holds == "own tokens":
-            capacity, kept_prompts = None if capacity is None else capacity + replica.prefix_cache, 0
-        elif holds == "prompts kept":
-            capacity = None
-        else:
-            raise unreadable("holds", holds, "own tokens or prompts kept")
-        replicas.append(
-            replace(replica, kv_capacity=capacity, prefix_cache=kept_prompts, memory_divided=False)
-        )
-    workload = own_tokens_alone(fleet.workload) if holds == "own tokens" else fleet.workload
-    relaxed = replace(fleet, workload=workload, replicas=tuple(replicas))
-    derived = _DERIVED.get(str(inner["kind"]))
-    if derived is None or inner["kind"] == EVERY_DIVISION:
-        raise unreadable("of", inner["kind"], "the kind of a fleet's certificate")
-    return derived(relaxed, Bound(bound.seconds, "", bound.terms, inner))
 
 
 def _weight(value: object) -> float:
@@ -225,6 +206,5 @@ _DERIVED = {
     "decode steps and shares": _beside_steps,
     "one request": _one_request,
     "one after another": _one_after_another,
-    EVERY_DIVISION: _every_division,
 }
 """Derivation of the seconds for each kind of certificate."""

@@ -9,7 +9,6 @@ import numpy as np
 
 from ...data.arrays import IntArray
 from ...data.kept_beginnings import CountedAhead
-from ...data.prefix_cache import PrefixCache
 from ...data.problem import Problem
 from ...data.schedule import Schedule
 from ...heuristics.queues.admission import FULL_STAGE
@@ -156,10 +155,6 @@ class _Chooser:
     def __init__(self, problem: Problem) -> None:
         self._cap = problem.prefill_token_cap
         self._own: list[int] = problem.own_tokens.tolist()
-        self._prefix_of: list[int] = problem.prefix_of.tolist()
-        self._prefix_tokens: list[int] = problem.prefix_tokens.tolist()
-        shares = self._cap is not None and self._prefix_tokens
-        self._cache = PrefixCache(problem) if shares else None
         counted = self._cap is not None and problem.tree is not None
         self._ahead = CountedAhead(problem) if counted else None
         self._memory = None if problem.kv_capacity is None else Memory(problem, problem.kv_capacity)
@@ -176,7 +171,7 @@ class _Chooser:
             if len(chosen) == free or misses == LOOK_AHEAD:
                 break
             nodes = set(computed)
-            more = self._computed(request, nodes)
+            more = self._own[request] if self._ahead is None else self._ahead.more(request, nodes)
             fits = self._cap is None or tokens + more <= self._cap
             if fits and (self._memory is None or self._memory.hold(request, now)):
                 chosen.append(request)
@@ -191,20 +186,9 @@ class _Chooser:
         # A rejected request has no room under the cap, however long the stage waits.
         return chosen, tokens >= FULL_STAGE * self._cap or (turned_away and len(chosen) < free)
 
-    def _computed(self, request: int, computed: set[int]) -> int:
-        """Return the tokens that a request adds to a stage, and add what it shares to the computed."""
-        if self._ahead is not None:
-            return self._ahead.more(request, computed)
-        prefix = self._prefix_of[request]
-        there = self._cache is None or prefix < 0 or prefix in computed or self._cache.keeps(request)
-        computed.add(prefix)
-        return self._own[request] + (0 if there else self._prefix_tokens[prefix])
-
     def admit(self, chosen: list[int]) -> None:
         """Note that the chosen requests run from now on."""
         self._held = 0
-        if self._cache is not None:
-            self._cache.begin(np.array(chosen, dtype=np.int64))
         if self._ahead is not None:
             self._ahead.begin(chosen)
 

@@ -29,7 +29,7 @@ def are_one_search(fleet: Fleet, schedules: Sequence[Schedule]) -> bool:
     if not (several and alike) or any(not schedule.decode_steps.any() for schedule in schedules):
         return False
     problem = fleet.problem()
-    free = not is_curved(problem) and not fleet.workload.shared_tokens.any()
+    free = not is_curved(problem) and fleet.workload.tree is None
     return free and is_compiled(problem) and not problem.memory_can_run_out
 
 

@@ -10,7 +10,6 @@ import numpy as np
 from ...data.arrays import IntArray
 from ...data.costs.cost import CostModel
 from ...data.kept_beginnings import CountedAhead
-from ...data.prefix_tree import PrefixTree
 from ...data.problem import Problem
 from ...data.schedule import Schedule
 
@@ -106,33 +105,16 @@ class _Units:
     def __init__(self, problem: Problem, *, together: bool = True) -> None:
         self._problem, self._together = problem, together and problem.shares_prompts
         self._ahead = None if problem.tree is None else CountedAhead(problem)
-        self._root = None if problem.tree is None else _roots(problem.tree)
-        self._computed = np.zeros(len(problem.prefix_tokens), dtype=np.bool_)
-        """Which shared prompts an earlier stage computed and all later ones find kept."""
+        self._root = None if problem.tree is None else _apart(problem.tree.root)
 
     def of(self, members: IntArray) -> tuple[IntArray, IntArray]:
         """Return each request's unit, and the units' tokens.
 
         Requests that share a prompt are several units if all of them exceed the cap of a stage.
         """
-        problem = self._problem
-        if not self._together:
-            return np.arange(len(members)), problem.prompt_tokens[members]
-        if self._ahead is not None and self._root is not None:
-            return self._of_tree(members, self._ahead, self._root[members])
-        prefix, own_tokens = problem.prefix_of[members], problem.own_tokens[members]
-        fresh = prefix >= 0
-        fresh[fresh] = ~self._computed[prefix[fresh]]
-        if not fresh.any():
-            return np.arange(len(members)), own_tokens
-        if problem.keeps_every_prefix:
-            self._computed[prefix[fresh]] = True
-        label = np.where(fresh, prefix, len(problem.prefix_tokens) + np.arange(len(members)))
-        shared = np.where(fresh, problem.prefix_tokens[prefix], 0)
-        if problem.prefill_token_cap is not None:
-            label = _pieces(label, own_tokens, problem.prefill_token_cap - shared)
-        _, at, unit = np.unique(label, return_index=True, return_inverse=True)
-        return unit, np.bincount(unit, weights=own_tokens).astype(np.int64) + shared[at]
+        if not self._together or self._ahead is None or self._root is None:
+            return np.arange(len(members)), self._problem.prompt_tokens[members]
+        return self._of_tree(members, self._ahead, self._root[members])
 
     def _of_tree(self, members: IntArray, ahead: CountedAhead, root: IntArray) -> tuple[IntArray, IntArray]:
         """Return the units of a tree: requests below one root, as many as the cap of a stage allows."""
@@ -152,25 +134,9 @@ class _Units:
         return unit, np.array(tokens, dtype=np.int64)
 
 
-def _roots(tree: PrefixTree) -> IntArray:
-    """Return the root above each request's leaf, shape (requests,); each alone without one."""
-    root = list[int]()
-    for node, parent in enumerate(tree.parent.tolist()):
-        root.append(node if parent < 0 else root[parent])
-    alone = -1 - np.arange(len(tree))
-    return np.where(tree.leaf < 0, alone, np.append(root, -1)[tree.leaf])
-
-
-def _pieces(label: IntArray, own: IntArray, room: IntArray) -> IntArray:
-    """Return labels of requests that fit a room of tokens together."""
-    order = np.argsort(label, kind="stable")
-    pieces, piece, tokens, last = np.empty_like(label), -1, 0, -1
-    for at in order.tolist():
-        tokens += int(own[at])
-        if label[at] != last or tokens > room[at]:
-            piece, tokens = piece + 1, int(own[at])
-        pieces[at], last = piece, label[at]
-    return pieces
+def _apart(root: IntArray) -> IntArray:
+    """Return the root of each request, and a number of its own for each without one."""
+    return np.where(root < 0, -1 - np.arange(len(root)), root)
 
 
 def _parts(prompts: IntArray, cost: CostModel) -> IntArray:

@@ -68,7 +68,7 @@ def test_bound_report_and_screens_count_what_prompts_share_once(
     stages = replace(plan.problem, cost=CostModel(0.0, 1.0, 0.0, 0.0))
     assert best_bound(stages).seconds == 68
     # Without the tree, a bound counts whole prompts, above what the run took.
-    apart = replace(stages, workload=stages.workload.without_tree())
+    apart = replace(stages, workload=replace(stages.workload, tree=None))
     assert best_bound(apart).seconds == 192
     counted = run_bound_of(Fleet.of(apart, 1), [trace], lambda _: best_bound(apart))
     assert counted is not None

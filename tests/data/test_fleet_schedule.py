@@ -182,11 +182,18 @@ def test_groups_are_told_apart_whatever_their_names() -> None:
     )
 
 
-def test_several_replicas_take_no_tree_of_prompts() -> None:
-    tree = PrefixTree.of_prompts([[1, 2, 3], [1, 2, 4]])
-    problem = problem_of([3, 3], [2, 2], 2)
+def test_each_replica_computes_the_beginnings_of_its_own_requests() -> None:
+    tree = PrefixTree.of_prompts([[1, 2, 3], [1, 2, 4], [1, 2, 5], [6]])
+    problem = problem_of([3, 3, 3, 1], [1] * 4, 2)
     problem = replace(problem, workload=problem.workload.with_tree(tree))
-    assert Fleet.of(problem, 1).problem().tree is not None
-    assert Fleet.of(problem, 2).problem().tree is None
-    with pytest.raises(ValueError, match="count prompts without their tree"):
-        replace(Fleet.of(problem, 1), replicas=Fleet.of(problem, 2).replicas)
+    fleet = Fleet.of(problem, 2)
+    shares = FleetSchedule(
+        np.array([0, 0, 1, 1]), (schedule_of([0, 0], [0, 1], [1]), schedule_of([0, 0], [0, 1], [1]))
+    )
+    assert shares.check(fleet) is None
+    tokens = [
+        schedule.stage_tokens(fleet.problem_of(k, shares.members(k))).tolist()
+        for k, schedule in enumerate(shares.schedules)
+        if schedule is not None
+    ]
+    assert tokens == [[2 + 1 + 1], [2 + 1 + 1]]

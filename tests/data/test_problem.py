@@ -108,5 +108,3 @@ def test_a_tree_takes_the_place_of_whole_prompts() -> None:
     assert replace(problem, kv_capacity=None, prefix_cache=3).pages == 16 + 2 + 3
     with pytest.raises(ValueError, match="of prompts with other lengths"):
         workload.select([0, 1]).with_tree(tree)
-    with pytest.raises(ValueError, match="leave them out"):
-        replace(workload, group=np.array([0, 0, -1]), shared_tokens=np.array([1, 1, 0]), tree=tree)

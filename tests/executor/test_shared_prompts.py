@@ -55,11 +55,11 @@ def test_random_prompts_of_a_workload_that_shares_them_are_the_same(llama: Any) 
         np.array(list("abcd")), np.array([9, 9, 4, 9]), np.array([2, 3, 2, 2]), group=np.array([0, 0, -1, 1])
     )
     plain = Prompts.random(workload, 256, seed=0).tokens
-    shared = replace(workload, shared_tokens=np.array([8, 8, 0, 0]))
+    shared = workload.sharing([8, 8, 0, 0])
     drawn = Prompts.random(shared, 256, seed=0).tokens
     assert drawn == (plain[0], plain[0], plain[2], plain[3])
     assert plain[0] != plain[1]
-    some = Prompts.random(replace(workload, shared_tokens=np.array([5, 5, 0, 0])), 256, seed=0).tokens
+    some = Prompts.random(workload.sharing([5, 5, 0, 0]), 256, seed=0).tokens
     assert some[1] == plain[0][:5] + plain[1][5:]
     problem = Problem(shared, CostModel.paper(), 2, prefill_emits_first_token=True, prefix_cache=16)
     engine = HuggingFaceEngine(problem, llama, drawn, shared.output_tokens)

@@ -48,25 +48,6 @@ def test_the_counts_are_those_of_the_simulated_policy(
     assert counts == (trace.prefill_stages, trace.decode_steps, trace.evictions, trace.makespan)
 
 
-@pytest.mark.parametrize("seed", mostly_slow(range(100), fast=range(20)))
-def test_shared_prompts_are_counted_once(seed: int) -> None:
-    problem = drawn(seed)
-    group = np.sort(np.random.default_rng(seed).integers(0, 6, len(problem)))
-    prompts = problem.workload.input_tokens[np.unique(group, return_index=True)[1]]
-    prompts = 2 + prompts[np.unique(group, return_inverse=True)[1]]
-    work = replace(problem.workload, input_tokens=prompts, group=group, shared_tokens=prompts - 1)
-    cap = None if problem.prefill_token_cap is None else int(prompts.max() + seed % 60)
-    problem = replace(
-        problem, workload=work, kv_capacity=None, prefix_cache=seed % 3 * 20, prefill_token_cap=cap
-    )
-    problem = replace(problem, kv_capacity=2 * int((prompts + work.output_tokens).max()))
-    for swap in (None, KEEPS_KV):
-        trace, counted = simulate(problem, "fcfs", swap=swap), first_come(problem, keeps_kv=swap is not None)
-        assert counted is not None
-        counts = counted.prefill_stages, counted.decode_steps, counted.evictions, counted.seconds
-        assert counts == (trace.prefill_stages, trace.decode_steps, trace.evictions, trace.makespan)
-
-
 def test_the_drawn_jobs_evict_requests() -> None:
     runs = [first_come(drawn(seed)) for seed in range(60)]
     assert sum(run is not None and run.evictions > 0 for run in runs) > 20
@@ -77,9 +58,9 @@ def test_a_late_run_has_no_counts() -> None:
     assert first_come(long, lambda: True) is None
 
 
-def test_jobs_with_arrivals_are_left_to_the_simulator() -> None:
+def test_jobs_with_arrivals_or_shared_beginnings_are_left_to_the_simulator() -> None:
     work = Workload.from_lengths([5, 5], [5, 5])
     assert can_count(Problem(work, CostModel.paper(), 1))
-    shared = replace(work, group=np.array([0, 0]), shared_tokens=np.array([4, 4]))
-    assert can_count(Problem(shared, CostModel.paper(), 1, prefill_token_cap=9))
+    shared = replace(work, group=np.array([0, 0])).sharing([4, 4])
+    assert not can_count(Problem(shared, CostModel.paper(), 1, prefill_token_cap=9))
     assert not can_count(Problem(replace(work, arrival=np.array([0.0, 1.0])), CostModel.paper(), 1))

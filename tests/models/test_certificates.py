@@ -77,6 +77,8 @@ DONE_AT_ONCE = problem_of([1, 1, 1], [1, 4, 4], 1, UNIT, prefill_emits_first_tok
 SHARED = sharing([1, 1, 1], [0, 0, 0], 5, 3, UNIT, kv_capacity=13, prefill_token_cap=6)
 SHARED_PIECES = priced(2, 6, 5, {1: 1, 5: 4})
 SHARED_PROMPTS = {**priced(2, 13, 2, {6: 1}), "held": True}
+# Each holds six tokens for itself: the memory has room for two.
+HELD = sharing([6, 6, 6], [0, 0, 0], 5, 3, UNIT, kv_capacity=17)
 # Any three of four prompts fit the memory, and all of them do not.
 FOUR = problem_of([2] * 4, [1] * 4, 4, UNIT, kv_capacity=6)
 
@@ -106,7 +108,12 @@ HOLDS: dict[str, tuple[Problem, Certificate, int, int]] = {
         1,
     ),
     "prices of pieces that stages compute": (SHARED, trivial(3, SHARED_PIECES, lifted(1, 3, 1)), 2, 1),
-    "prices of prompts that requests hold": (SHARED, trivial(3, SHARED_PROMPTS, lifted(1, 3, 1)), 2, 1),
+    "prices of prompts that requests hold": (
+        HELD,
+        trivial(3, {**priced(2, 17, 2, {6: 1}), "held": True}, lifted(1, 3, 1)),
+        2,
+        1,
+    ),
     "pieces over the cap": (
         SHARED,
         trivial(3, {"kind": "tokens over cap", "at_least": 2}, lifted(1, 3, 1)),
@@ -114,9 +121,9 @@ HOLDS: dict[str, tuple[Problem, Certificate, int, int]] = {
         1,
     ),
     "held prompts over the capacity": (
-        replace(SHARED, prefill_token_cap=None, kv_capacity=6),
-        trivial(3, {"kind": "tokens over cap", "at_least": 3}, lifted(1, 3, 1)),
-        3,
+        replace(HELD, kv_capacity=11),
+        trivial(3, {"kind": "tokens over cap", "at_least": 2}, lifted(1, 3, 1)),
+        2,
         1,
     ),
     "keys and values read": (READING, trivial(3, by_slots(1), BY_READING), 1, 12),
@@ -250,7 +257,7 @@ REFUSED: dict[str, tuple[Problem, Certificate, str]] = {
     "prices of pieces as if they were held": (
         SHARED,
         trivial(3, {**SHARED_PIECES, "capacity": 13, "limit": 7, "held": True}, lifted(1, 3, 1)),
-        "stages: 2 claimed, 0 proven",
+        "stages: 2 claimed, 1 proven",
     ),
     "prices of prompts as if stages computed each": (
         SHARED,

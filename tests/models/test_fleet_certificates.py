@@ -137,8 +137,8 @@ def sharing_fleet(floor: float, cap: int | None) -> Fleet:
         Replica(cost, 2, prefill_token_cap=cap),
         Replica(replace(cost, prefill_per_token=0.5), 2, prefill_token_cap=cap),
     )
-    work = workload_of([3 + 1, 3 + 2, 4], [3] * 3, group=[0, 0, -1], shared_tokens=[3, 3, 0])
-    return Fleet(work, replicas)
+    work = workload_of([3 + 1, 3 + 2, 4], [3] * 3, group=[0, 0, -1])
+    return Fleet(work.sharing([3, 3, 0]), replicas)
 
 
 @pytest.mark.parametrize(
@@ -362,6 +362,6 @@ def test_equal_replicas_take_no_less_than_one_that_does_all_in_their_place() -> 
     assert verify_fleet_bound(FIVE, in_turn(slots=1)) is not None
     unlike = Fleet(FIVE.workload, (Replica(UNIT, 2), Replica(UNIT, 3)))
     assert str(verify_fleet_bound(unlike, in_turn())).startswith("one after another: the replicas differ")
-    sharing = Fleet(workload_of([2] * 5, [1] * 5, group=[0] * 5, shared_tokens=[1] * 5), FIVE.replicas)
+    sharing = Fleet(workload_of([2] * 5, [1] * 5, group=[0] * 5).sharing([1] * 5), FIVE.replicas)
     assert fleet_bound(sharing).source != bound.source
     assert str(verify_fleet_bound(sharing, in_turn())).startswith("one after another: requests share prompts")

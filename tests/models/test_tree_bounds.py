@@ -14,6 +14,7 @@ from tiny_trees import (
     stage_job,
     tiny_job,
     wrong_claims,
+    wrong_fleet_claims,
     wrong_plans,
     wrong_stage_claims,
 )
@@ -50,11 +51,16 @@ def test_plans_their_referee_and_their_bounds_hold_of_our_engine(seed: int) -> N
     assert wrong_plans(seed) == []
 
 
+@pytest.mark.parametrize("seed", mostly_slow(range(200), range(25)))
+def test_bounds_and_plans_of_fleets_hold_of_every_way_to_share_requests_out(seed: int) -> None:
+    assert wrong_fleet_claims(seed) == []
+
+
 def test_arguments_about_whole_prompts_would_prove_more_than_is_true() -> None:
     wrong = 0
     for seed in range(60):
         problem = stage_job(seed)
-        whole = proven_bound(replace(problem, workload=problem.workload.without_tree()), repeatable=True)
+        whole = proven_bound(replace(problem, workload=replace(problem.workload, tree=None)), repeatable=True)
         wrong += whole.seconds > least_seconds(problem, evictions=False) * (1 + 1e-9)
     assert wrong > 10
 
@@ -74,7 +80,7 @@ def test_a_claim_about_whole_prompts_is_refused_where_beginnings_are_held_once(
     proven: Any = bound.certificate["decode_steps"]
     assert proven["at_least"] == 4
     # Of three whole prompts of 11 to 14 tokens, one runs at a time.
-    steps = least_counts(replace(problem, workload=problem.workload.without_tree())).decode_steps
+    steps = least_counts(replace(problem, workload=replace(problem.workload, tree=None))).decode_steps
     assert steps > 4
     for certificate in (
         {"kind": "trivial", "decode_steps": {"at_least": steps, **claim}},
@@ -88,7 +94,7 @@ def test_solvers_that_count_whole_prompts_refuse_shared_beginnings() -> None:
     tree = tree_of([-1], [10], [0, 0, 0], [1, 1, 1])
     workload = Workload.from_lengths(tree.prompt_tokens, [4, 4, 4])
     problem = Problem(workload.with_tree(tree), UNIT, 3, kv_capacity=25)
-    assert can_list_states(replace(problem, workload=problem.workload.without_tree()))
+    assert can_list_states(replace(problem, workload=replace(problem.workload, tree=None)))
     assert not can_list_states(problem)
     with pytest.raises(UnsupportedProblemError, match="prompts that requests share"):
         refuse_shared(problem)

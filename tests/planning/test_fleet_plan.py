@@ -169,7 +169,7 @@ def test_the_command_plans_for_a_fleet(
     output = tmp_path / "plan.json"
     words = ["plan", prompts, "--model", "tiny:llama", "--replicas", "2", "--time-limit", "0.2"]
     assert main([*words, "--slots", "2", "--groups", groups, "-o", str(output)]) == 0
-    assert "24 requests on 2 replicas" in capsys.readouterr().out
+    assert "24 requests on 2 replicas" in " ".join(capsys.readouterr().out.split())
     plan = Plan.load(output)
     for first in range(0, 24, 3):
         assert len(set(plan.shares.replica_of[first : first + 3].tolist())) == spread

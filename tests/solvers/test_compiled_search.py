@@ -49,7 +49,7 @@ def problems(draw: st.DrawFn, most: int = 14) -> Problem:
     workload = Workload.from_lengths(prompts, completions)
     if draw(st.booleans()):
         group = draw(st.lists(st.integers(0, 2), min_size=len(lengths), max_size=len(lengths)))
-        workload = replace(workload, group=np.array(group), shared_tokens=np.ones(len(group), dtype=np.int64))
+        workload = replace(workload, group=np.array(group)).sharing([1] * len(group))
     peak = max(p + n for p, n in lengths)
     return Problem(
         workload,
@@ -110,10 +110,11 @@ def test_each_search_makes_valid_schedules_where_its_limits_are_modelled(problem
     made = job.schedule(job.search(name, values, Allowance(moves=500), start))
     assert made is not None
     violation = made.check(problem)
-    # Spans know no memory here; caps with kept prompts are mended by the caller, which splits stages.
-    allowed = {"token cap of a prefill stage"} | ({"KV capacity"} if name == "core_spans" else set())
+    # Spans know no memory here, and no search knows what shared beginnings take of it.
+    apart = name == "core_spans" or problem.tree is not None
+    allowed = {"token cap of a prefill stage"} | ({"KV capacity"} if apart else set())
     assert violation is None or violation.rule in allowed
-    if problem.prefill_token_cap is None or not len(problem.prefix_tokens):
+    if problem.prefill_token_cap is None or problem.tree is None:
         rules = {"KV capacity", "token cap of a prefill stage"} if name == "core_spans" else set()
         assert violation is None or violation.rule in rules
 

@@ -263,8 +263,6 @@ class CoreParameters:
     """Share of the time for spans if slots bind."""
     spans_curved_share: float = 0.6
     """The same share with a token cap or a bend, if prompts differ."""
-    spans_groups_share: float = 0.3
-    """The same share if stages may compute shared prompts again."""
     spans_memory_shares: tuple[float, ...] = (0.45, 0.5)
     """Shares of the rest for spans under memory, each filling less of it."""
     memory_step: float = 0.06

@@ -51,8 +51,6 @@ def slots_bind_under_memory(problem: Problem, params: SearchParams) -> bool:
 def anneal_spans(run: SearchRun, budget: Budget) -> None:
     """Anneal stage times and the spans between them."""
     share = run.params.core.spans_curved_share if is_curved(run.problem) else run.params.core.spans_share
-    if _computes_again(run.problem):
-        share = run.params.core.spans_groups_share
     _spans(run, budget.part(share), run.best.schedule)
     _ruin(run, budget, run.best.schedule, run.params.core.ruin_improves)
 
@@ -82,12 +80,7 @@ def ruin_and_recreate(run: SearchRun, budget: Budget) -> None:
 
 def is_curved(problem: Problem) -> bool:
     """Return whether a stage's cost depends on its prompts."""
-    return problem.prefill_token_cap is not None or problem.reaches_bend or _computes_again(problem)
-
-
-def _computes_again(problem: Problem) -> bool:
-    """Return whether several stages may compute a shared prompt."""
-    return len(problem.prefix_tokens) > 0 and not problem.keeps_every_prefix
+    return problem.prefill_token_cap is not None or problem.reaches_bend
 
 
 def _spans(

@@ -23,14 +23,11 @@ class CompiledJob:
     def __init__(self, problem: Problem, *, memory: bool) -> None:
         self.problem = problem
         self.members: IntArray = np.flatnonzero(problem.decode_steps > 0)
-        group = problem.prefix_of[self.members]
-        # Kept shared prompts are computed once in any schedule.
-        tokens = problem.own_tokens[self.members]
-        if problem.keeps_every_prefix:
-            group = np.full_like(group, -1)
-        columns = (problem.decode_steps[self.members], tokens, problem.held_at_start[self.members], group)
-        shared = problem.prefix_tokens if len(problem.prefix_tokens) else np.zeros(1)
-        self._columns = tuple(np.ascontiguousarray(column, dtype=np.int32) for column in (*columns, shared))
+        held = problem.held_at_start[self.members]
+        # Shared beginnings are left to the offer of a schedule: no request is of a group.
+        none, shared = np.full(len(held), -1), np.zeros(1)
+        columns = (problem.decode_steps[self.members], problem.own_tokens[self.members], held, none, shared)
+        self._columns = tuple(np.ascontiguousarray(column, dtype=np.int32) for column in columns)
         self.job = job_of(
             problem,
             self._columns,
@@ -52,9 +49,7 @@ class CompiledJob:
         problem, cost = self.problem, self.problem.cost
         _, decode = schedule.stage_seconds(problem)
         fixed = float(decode.sum()) - cost.decode_base * len(decode)
-        again = problem.tree is None and not problem.keeps_every_prefix
-        once = problem.own_tokens if again else problem.prompt_pieces
-        fixed += cost.prefill_per_token * float(once.sum())
+        fixed += cost.prefill_per_token * problem.workload.computed_tokens
         return (seconds - fixed) / cost.decode_base
 
     def schedule(self, found: Found) -> Schedule | None:
@@ -119,7 +114,7 @@ def _add_without_steps(problem: Problem, bin_of: IntArray, times: IntArray, end:
 def job_of(problem: Problem, columns: Sequence[Int32Array], *, slots: int, kv_capacity: int | None) -> Job:
     """Return a problem's C structure, which refers to ``columns``.
 
-    columns: Decode steps, prompt tokens, KV at the start and group of requests; shared tokens of groups.
+    columns: Decode steps, own prompt tokens, KV at the start and group of requests; shared tokens of groups.
     """
     cost = problem.cost
     return Job(
@@ -128,7 +123,7 @@ def job_of(problem: Problem, columns: Sequence[Int32Array], *, slots: int, kv_ca
         kv_capacity or 0,
         problem.prefill_token_cap or 0,
         *map(pointer, columns),
-        len(problem.prefix_tokens),
+        0,
         cost.prefill_base,
         cost.prefill_floor,
         cost.prefill_per_token,
