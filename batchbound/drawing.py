@@ -53,8 +53,8 @@ def deployments(sizing: Sizing) -> Figure:
 
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
-    for device in dict.fromkeys(one.replica.offer.device.name for one in sizing.tried):
-        mine = [one for one in sizing.tried if one.replica.offer.device.name == device]
+    for device in dict.fromkeys(one.replica.offer.name for one in sizing.tried):
+        mine = [one for one in sizing.tried if one.replica.offer.name == device]
         axes.scatter(
             [one.end.expected / 3600 for one in mine], [one.cost for one in mine], s=14, label=device
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +10,7 @@ from ..data.figures import clock_text
 from ..data.files.disk import atomic_write
 from ..data.files.record import plain
 from ..options.size import SizeOptions
-from ..sizing.deployment import Deployment
-from ..sizing.result import Sizing
+from ..sizing.result import Deployment, Sizing
 from .gain import command_lines
 from .streams import say
 
@@ -47,7 +45,7 @@ def _summary(sizing: Sizing) -> dict[str, object]:
         "next_cheaper": None if sizing.next_cheaper is None else _values(sizing.next_cheaper),
         "frontier": [_values(one) for one in sizing.frontier],
         "impossible": {
-            name: {"devices": count, **plain(more), "seconds": _finite(more.seconds)}
+            name: {"devices": count, **plain(more)} if more.limit != "memory" else {"devices": count}
             for name, (count, more) in sizing.impossible.items()
         },
         "jobs": [{"file": sizing.names[job], "kept": kept, **plain(end)} for job, end, kept in sizing.agenda],
@@ -55,15 +53,11 @@ def _summary(sizing: Sizing) -> dict[str, object]:
     }
 
 
-def _finite(seconds: float) -> float | None:
-    return seconds if math.isfinite(seconds) else None
-
-
 def _values(one: Deployment) -> dict[str, object]:
     replica = one.replica
     settings = {name: getattr(replica, name) for name in ("degree", "slots", "batched_tokens", "kv_tokens")}
-    device = replica.offer.device.name
-    return {"device": device, "replicas": one.replicas, **settings, "cost": one.cost, **plain(one.end)}
+    named = {"device": replica.offer.name, "replicas": one.replicas}
+    return {**named, **settings, "cost": one.cost, **plain(one.end)}
 
 
 def _lines(sizing: Sizing) -> Iterator[str]:
@@ -139,11 +133,8 @@ def _replica(sizing: Sizing) -> Iterator[str]:
     replica, replicas = sizing.choice.replica, sizing.choice.replicas
     running = replica.running(sizing.load, replicas)
     shared = sizing.load.beginnings(running)
-    yield (
-        f"each of {replicas} replicas, {replica.startup:,.0f} s after its start:"
-        if replicas > 1
-        else (f"the replica, {replica.startup:,.0f} s after its start:")
-    )
+    of = f"each of {replicas} replicas" if replicas > 1 else "the replica"
+    yield f"{of}, {replica.startup:,.0f} s after its start:"
     kv = f"{replica.kv_tokens:,} tokens of KV cache, {shared:,.0f} for shared beginnings"
     yield f"  {running:,.0f} requests at a time, {kv}"
     for command in sizing.commands:

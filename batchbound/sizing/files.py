@@ -22,20 +22,14 @@ from ..listening import working
 from ..models.certificates.demand import check_excess, check_work
 from ..models.exegpt.roofline import Roofline
 from ..models.sizing.demand import demands, excess, fastest, machine_of
-from ..models.sizing.load import (
-    REACHED,
-    IterationSeconds,
-    ProfiledSeconds,
-    kv_tokens,
-)
+from ..models.sizing.load import REACHED, IterationSeconds, ProfiledSeconds, kv_tokens
 from ..options.option import takes
 from ..options.size import SizeOptions
 from ..planning.mixed_job import read_mixed_job
 from ..planning.plan import PlanningError
-from .deployment import Deployment, Replica, by_deadline, finishes_of, loads_of
 from .offers import Offer, read_offers
 from .pooled_job import PooledJob, pool
-from .result import Sizing
+from .result import Deployment, Replica, Sizing, by_deadline, finishes_of, loads_of
 
 DEGREES = (1, 2, 4, 8)
 """Devices that may share every layer: those of a node."""
@@ -57,7 +51,7 @@ def size(options: SizeOptions) -> Sizing:
     Raises
     ------
     InputError
-        If the requests, the model or the prices cannot be read, or no replica of the devices fits the model.
+        If the requests, the model or the prices cannot be read.
     """
     options.check_outputs("picture")
     windows, offers = options.windows(datetime.now()), read_offers(options.devices, options.prices)
@@ -66,21 +60,12 @@ def size(options: SizeOptions) -> Sizing:
     shape = _shape(config, options)
     with working(f"reading {', '.join(map(str, options.files))}"), opened_once():
         pooled = _read(options)
-    tried = sorted(
-        _tried(pooled, windows, shape, offers, options), key=lambda one: (one.cost, one.end.expected)
-    )
+    tried = _tried(pooled, windows, shape, offers, options)
+    cheapest = tuple(sorted(tried, key=lambda one: (one.cost, one.end.expected)))
     impossible = dict(_impossible(pooled, windows, shape, offers))
-    if not tried and not impossible:
-        names = ", ".join(offer.device.name for offer in offers)
-        what = f"its weights and the longest request's KV cache fit no replica on {names}"
-        raise InputError(
-            what, file=options.model, hint="Name devices with more memory, or --quantization fp8."
-        )
-    positions = config.get("max_position_embeddings")
+    model, positions = _model_name(pooled, config, path), config.get("max_position_embeddings")
     longest = positions if isinstance(positions, int) else None
-    return Sizing(
-        options, _model_name(pooled, config, path), longest, pooled, windows, tuple(tried), impossible
-    )
+    return Sizing(options, model, longest, pooled, windows, cheapest, impossible)
 
 
 def _model_name(pooled: PooledJob, config: Mapping[str, object], path: Path) -> str:
@@ -137,23 +122,21 @@ def _tried(
             kv = kv_tokens(shape, offer.device, degree)
             if degree > offer.most or kv < loads[-1].longest or shape.heads % degree:
                 continue
-            cost = costs.get((offer.device.name, degree)) or Roofline(shape, offer.device, degree, REACHED)
+            cost = costs.get((offer.name, degree)) or Roofline(shape, offer.device, degree, REACHED)
             startup = STARTED + shape.weight_bytes / LOADED if offer.startup is None else offer.startup
             budget = _BUDGETS[offer.device.memory >= _LARGE]
             stated = SLOTS if options.slots is None else (options.slots,)
-            engines = (
+            best, *others = (
                 Replica(offer, degree, cost, slots, max(budget, slots), kv, startup) for slots in stated
             )
-            best = next(engines)
-            for other in engines:
+            for other in others:
                 if other.seconds(loads[-1]) < FASTER * best.seconds(loads[-1]):
                     best = other
+            price = 1.0 if offer.price is None else offer.price
             for replicas in range(1, min(offer.most // degree, loads[-1].requests) + 1):
                 finishes = finishes_of(best, replicas, loads, spread)
                 hours = replicas * degree * finishes[-1].expected / 3600
-                yield Deployment(
-                    best, replicas, finishes, hours * (1.0 if offer.price is None else offer.price)
-                )
+                yield Deployment(best, replicas, finishes, hours * price)
 
 
 def _profiled(options: SizeOptions) -> dict[tuple[str, int], IterationSeconds]:
@@ -163,7 +146,7 @@ def _profiled(options: SizeOptions) -> dict[tuple[str, int], IterationSeconds]:
         (offer,) = read_offers((profile.device,), None)
         link = usual_link(profile.device)
         whole = profile if link is None else with_all_reduce(profile, link)
-        costs[offer.device.name, profile.tensor_parallel] = ProfiledSeconds(whole)
+        costs[offer.name, profile.tensor_parallel] = ProfiledSeconds(whole)
     return costs
 
 

@@ -10,28 +10,7 @@ from ..data.files.record import Positive, record, refuse_unknown
 from ..models.exegpt.roofline import ROOFLINE_DEVICES, RooflineDevice
 from ..options.option import PathText
 
-MOST = 64
-"""Devices of a kind that are tried by default."""
-
 _HINT = "Write a table for each device: [h100-80gb], then price = 2.5."
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    price: float | None = None
-    most: Positive = MOST
-    startup: float | None = None
-    flops: float | None = None
-    bandwidth: float | None = None
-    memory: float | None = None
-    flops_8bit: float = 0.0
-    flops_4bit: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("price", "startup"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < float("inf"):
-                raise ValueError(f"{name} is {value}; it must be at least 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +20,30 @@ class Offer:
     price: Money for a device-hour; None if unknown.
     most: Most devices.
     startup: Seconds until a replica serves; None for an estimate.
+    flops, bandwidth, memory, flops_8bit, flops_4bit: Rates as :class:`.RooflineDevice`; zero for a known one.
     """
 
-    device: RooflineDevice
+    name: str
     price: float | None = None
-    most: int = MOST
+    most: Positive = 64
     startup: float | None = None
+    flops: float = 0.0
+    bandwidth: float = 0.0
+    memory: float = 0.0
+    flops_8bit: float = 0.0
+    flops_4bit: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("price", "startup"):
+            if not 0 <= (getattr(self, name) or 0.0) < float("inf"):
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
+        _ = self.device
+
+    @property
+    def device(self) -> RooflineDevice:
+        """The device's rates."""
+        rates = self.flops, self.bandwidth, self.memory, self.flops_8bit, self.flops_4bit
+        return RooflineDevice(self.name, *rates) if any(rates) else ROOFLINE_DEVICES[self.name]
 
 
 def read_offers(names: Sequence[str], prices: PathText | None) -> tuple[Offer, ...]:
@@ -54,33 +51,21 @@ def read_offers(names: Sequence[str], prices: PathText | None) -> tuple[Offer, .
 
     Raises InputError for an unknown device, or one without a price in a file of prices.
     """
-    tables = {} if prices is None else read_toml(prices)
-    offers = {}
-    for name, table in tables.items():
-        refuse_unknown(_Entry, table, file=prices, within=name, hint=_HINT)
-        entry = record(_Entry, table, file=prices, within=name, hint=_HINT)
-        device = (
-            _own(name, entry, prices)
-            if entry.flops is not None
-            else ROOFLINE_DEVICES[_matching(name, ROOFLINE_DEVICES, prices)]
-        )
-        offers[device.name] = Offer(device, entry.price, entry.most, entry.startup)
     if not names and prices is None:
         raise InputError("no device is named", hint="Give --devices h100,l40s, or --prices FILE.")
-    if prices is None:
-        known = [_matching(name, ROOFLINE_DEVICES, None) for name in names]
-        offers = {name: Offer(ROOFLINE_DEVICES[name]) for name in known}
-    chosen = [_matching(name, offers, prices) for name in names] or list(offers)
-    return tuple(offers[name] for name in dict.fromkeys(chosen))
-
-
-def _own(name: str, entry: _Entry, file: PathText | None) -> RooflineDevice:
-    try:
-        rates = entry.flops or 0.0, entry.bandwidth or 0.0, entry.memory or 0.0
-        return RooflineDevice(name, *rates, entry.flops_8bit, entry.flops_4bit)
-    except ValueError as error:
-        hint = "Give flops, bandwidth and memory."
-        raise InputError(str(error), file=file, where=f"table [{name}]", hint=hint) from None
+    tables = {name: {} for name in names} if prices is None else read_toml(prices)
+    offers = {}
+    for name, table in tables.items():
+        stated = table if isinstance(table, dict) else {"price": table}
+        refuse_unknown(Offer, stated, file=prices, within=name, hint=_HINT)
+        own = stated.keys() & {"flops", "bandwidth", "memory"}
+        known = name if own else _matching(name, ROOFLINE_DEVICES, prices)
+        offers[known] = record(Offer, {**stated, "name": known}, file=prices, within=name, hint=_HINT)
+    chosen = [offers[_matching(name, offers, prices)] for name in names] or list(offers.values())
+    unpriced = [offer.name for offer in chosen if offer.price is None]
+    if 0 < len(unpriced) < len(chosen):
+        raise InputError("has no price, while others have", file=prices, where=unpriced[0], hint=_HINT)
+    return tuple(dict.fromkeys(chosen))
 
 
 def _matching(name: str, known: Collection[str], file: PathText | None) -> str:

@@ -35,7 +35,7 @@ class PooledJob:
     """Completions of several jobs.
 
     jobs: Completions of each job.
-    lengths: Where the lengths come from.
+    lengths: Where the lengths come from; of several sources, one that does not know them.
     counted: True if a tokenizer counted the prompts.
     served: Model that the requests name; None if there is no such model, or if there are several.
     sendable: True if the files hold prompts.
@@ -83,9 +83,8 @@ def pool(files: Sequence[str], read_file: Callable[[str], ReadJob], tokenizer: T
     read_file: Function that reads a file, with its tree of beginnings.
     """
     read = [read_file(name) for name in files]
-    works = [each.job.workload for each in read]
-    kinds = {each.requests is None for each in read}
-    if len(kinds) > 1:
+    works, batches = [each.job.workload for each in read], [each.requests for each in read if each.requests]
+    if 0 < len(batches) < len(read):
         raise InputError("prompts cannot be pooled with a table of lengths", hint="Give files of one kind.")
     prompt = np.concatenate([work.input_tokens for work in works])
     output = np.concatenate([work.output_tokens for work in works])
@@ -93,31 +92,24 @@ def pool(files: Sequence[str], read_file: Callable[[str], ReadJob], tokenizer: T
     counted = all(each.job.counted for each in read)
     if len(read) == 1 and counted:
         tree = read[0].job.tree
-    elif kinds == {True}:
+    elif not batches:
         trees = [each.job.tree for each in read if each.job.tree is not None]
-        assert len(trees) == len(read), "files are read with their trees"
-        # A table has trees of one level, with fewer nodes than rows.
-        group = np.concatenate(
-            [np.where(each.leaf < 0, -1, each.leaf + end) for each, end in zip(trees, ends, strict=True)]
-        )
+        # A table has a tree of one level; each job's groups have numbers of their own.
+        groups = [np.where(each.leaf < 0, -1, each.leaf * len(trees) + k) for k, each in enumerate(trees)]
         shared = np.concatenate([each.shared_tokens for each in trees])
-        tree = PrefixTree.of_groups(prompt, group, shared)
+        tree = PrefixTree.of_groups(prompt, np.concatenate(groups), shared)
     elif counted:
-        tree = PrefixTree.of_prompts(
-            chain.from_iterable(completion_prompts(name, tokenizer)[1] for name in files)
-        )
+        tree = PrefixTree.of_prompts(ids for name in files for ids in completion_prompts(name, tokenizer)[1])
     else:
-        batches = [each.requests for each in read if each.requests is not None]
-        ids = chain.from_iterable(_blocks(batch) for batch in batches)
-        blocks = [found[: tokens // BLOCK] for found, tokens in zip(ids, prompt.tolist(), strict=True)]
+        texts = chain.from_iterable(map(_blocks, batches))
+        blocks = [ids[: tokens // BLOCK] for ids, tokens in zip(texts, prompt.tolist(), strict=True)]
         tree = PrefixTree.of_blocks(blocks, prompt, BLOCK)
-    models = set().union(*(each.requests.models for each in read if each.requests is not None))
-    served = next(iter(models)) if len(models) == 1 else None
+    models = {name for batch in batches for name in batch.models}
     jobs = tuple(np.arange(end - len(work), end) for end, work in zip(ends, works, strict=True))
-    rows = Sequences(prompt, output, tree=tree)
-    return PooledJob(
-        rows, jobs, read[0].lengths, counted, served if isinstance(served, str) else None, kinds == {False}
-    )
+    sources = sorted((each.lengths for each in read), key=lambda source: source.kind == "known")
+    named = next(iter(models)) if len(models) == 1 else None
+    served = named if isinstance(named, str) else None
+    return PooledJob(Sequences(prompt, output, tree=tree), jobs, sources[0], counted, served, bool(batches))
 
 
 def _blocks(batch: ServerBatch) -> Iterator[list[int]]:

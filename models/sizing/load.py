@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from ...data.arrays import FloatArray
 from ...data.costs.layer_profile import LayerProfile
 from ...data.costs.model_shape import ModelShape
 from ...data.iterations import Sequences
-from ..exegpt.roofline import Efficiency, RooflineDevice
+from ..exegpt.roofline import Efficiency, Roofline, RooflineDevice
 from ..iterations.layer_cost import LayerCost
 
 REACHED = Efficiency(0.751, 0.812, 0.599, 0.618, 0.297, 14.9e-6, 2.62e-6, 0.625e-3)
@@ -26,20 +25,6 @@ RESERVED = 1.7e9
 
 _POINTS = 64
 """Points at which the end of a job is priced."""
-
-
-class IterationSeconds(Protocol):
-    """Seconds of iterations of one model on one replica."""
-
-    def decode_steps(self, sequences: FloatArray, contexts: FloatArray) -> FloatArray:
-        """Return the seconds of a token for each sequence."""
-        ...
-
-    def prompt_seconds(
-        self, sequences: float, length: float, *, reused: float = 0.0, together: float = 1.0
-    ) -> float:
-        """Return the seconds that a prompt adds to iterations of decoding sequences."""
-        ...
 
 
 class ProfiledSeconds:
@@ -61,6 +46,10 @@ class ProfiledSeconds:
         mixed = dense(sequences + together * new, sequences + together, prompts=True)
         added = max(0.0, mixed - dense(sequences, sequences, prompts=False)) / together
         return added + self._cost.attention(0, 0.0, [(new, reused)])
+
+
+IterationSeconds = Roofline | ProfiledSeconds
+"""Seconds of iterations of one model on one replica."""
 
 
 def kv_tokens(shape: ModelShape, device: RooflineDevice, degree: int) -> int:
