@@ -17,11 +17,11 @@ from transformers.cache_utils import Cache
 from ..models.families import layer_windows, needs_padding_mask
 from .fixed_products import FixedProducts, fixed_rows_of
 from .float_products import FloatProducts, settled_arithmetic
-from .functions import grouped, repeats_keys
+from .functions import ATTENTION, grouped, repeats_keys
 from .fused_layers import FusedLayers
 from .host_kernels import HostKernels, built
 from .packed_weights import PackedWeights
-from .products import fastest_products
+from .products import Products, fastest_products
 
 _LOG = logging.getLogger(__name__)
 
@@ -48,8 +48,9 @@ class Decoder:
         self._takes_positions = _takes_positions(model)
         self._repeats_keys = repeats_keys(model)
         self._packed = PackedWeights(model) if self._wide is None and self._fixed is None else None
-        self.by_blocks = self._fixed is None and fastest_products(self.device, self.dtype).blocks
-        """True if long prompts attend by blocks of products."""
+        fastest = Products() if self._fixed else fastest_products(self.device, self.dtype)
+        self.attend_long = ATTENTION[fastest.attention]
+        """Attention of long prompts."""
         self._layers: FusedLayers | None = None
         self.call_tokens = _call_tokens(self.device, model.num_parameters(), len(windows))
 

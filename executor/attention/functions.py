@@ -5,7 +5,7 @@ This module needs torch and transformers when it is imported.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
@@ -132,6 +132,21 @@ def attend_by_blocks(
         part = shares.view(kv_heads, -1, end - begin) @ values[0, :, begin:end]
         output[0, first : first + rows] = part.view(heads, rows, -1).transpose(0, 1)
     return output
+
+
+def attend_in_float(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, **options: Any
+) -> torch.Tensor:
+    """Attend as :func:`attend_from_latest` does, in float32; return the query's number format."""
+    return attend_from_latest(query.float(), keys.float(), values.float(), **options).to(query.dtype)
+
+
+ATTENTION: Mapping[str, Callable[..., torch.Tensor]] = {
+    "torch's function": attend_from_latest,
+    "torch's function in float32": attend_in_float,
+    "blocks of products": attend_by_blocks,
+}
+"""Functions for prompts; the first is the usual one."""
 
 
 def repeats_keys(model: Any) -> bool:

@@ -18,6 +18,7 @@
 namespace {
 
 constexpr int LANES = lanes<float>, WIDE = 2, PANEL_OUTPUTS = LANES * WIDE;
+constexpr int64_t AHEAD = 32;    // pairs of inputs whose weights are fetched ahead
 constexpr int64_t DEPTH = 1024;  // inputs of a widened panel: it stays in the first caches
 constexpr int64_t ROWS = 256;    // transposed at a time: they stay in the second cache
 typedef uint16_t halves __attribute__((vector_size(LANES * 2)));
@@ -144,7 +145,10 @@ void halves_tile(const float* inputs, const uint32_t* panel, int64_t pairs, cons
         vec<float> even[WIDE], odd[WIDE];
         for (int v = 0; v < WIDE; v++) {
             words w;
-            std::memcpy(&w, panel + (k * WIDE + v) * LANES, sizeof w);
+            const uint32_t* at = panel + (k * WIDE + v) * LANES;
+            std::memcpy(&w, at, sizeof w);
+            // The processor itself reads ahead too little: weights come from memory, or from a distant cache.
+            __builtin_prefetch(at + AHEAD * PANEL_OUTPUTS);
             even[v] = as_floats(w << 16);
             odd[v] = as_floats(w & 0xffff0000u);
         }

@@ -9,14 +9,19 @@ This module needs torch when it is imported.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from typing import TypeVar
 
 import torch
 
-from .functions import attend_by_blocks, attend_from_latest
+from .functions import ATTENTION
 from .host_kernels import built
+
+_Way = TypeVar("_Way", bool, str)
+
+_USUAL = next(iter(ATTENTION))
 
 _GAIN = 1.1
 """Speed-up that justifies another way than torch's; larger chooses it less often."""
@@ -35,16 +40,15 @@ class Products:
     """The ways that were fastest in a number format.
 
     halves: True for float32 products of our own on packed bfloat16 weights; see :meth:`HostKernels.pack`.
-    blocks: True for attention of long prompts by blocks of products.
+    attention: Function for long prompts, of :data:`~.functions.ATTENTION`.
     """
 
     halves: bool = False
-    blocks: bool = False
+    attention: str = _USUAL
 
     def __str__(self) -> str:
         products = "in float32 on packed bfloat16 weights" if self.halves else "by oneDNN"
-        attention = "blocks of products" if self.blocks else "torch's own function"
-        return f"products {products}; attention of long prompts by {attention}"
+        return f"products {products}; attention of long prompts by {self.attention}"
 
 
 def fastest_products(device: torch.device, dtype: torch.dtype) -> Products:
@@ -63,9 +67,6 @@ def _tried(dtype: torch.dtype, threads: int, clock: Callable[[], float]) -> Prod
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=draw).bfloat16().to(dtype)
 
-    def faster(way: Callable[[], object], than: Callable[[], object]) -> bool:
-        return _GAIN * least(way, clock) < least(than, clock)
-
     kernels = built()
     inputs, weight = random(_ROWS, 1024), random(1024, 1024)
     halves = None if kernels is None else kernels.pack(weight)
@@ -73,18 +74,23 @@ def _tried(dtype: torch.dtype, threads: int, clock: Callable[[], float]) -> Prod
         return Products()
     # More weights than the second cache holds, as a model has.
     ours, own = ([packed.clone() for _ in range(_WEIGHTS)] for packed in (halves, pack(weight)))
-    by_halves = faster(
-        lambda: [kernels.times_halves(inputs, packed, None, 1024) for packed in ours],
-        lambda: [product(inputs, packed) for packed in own],
-    )
-    if dtype is torch.float32:
-        return Products(by_halves)
+    products = {
+        False: lambda: [product(inputs, packed) for packed in own],
+        True: lambda: [kernels.times_halves(inputs, packed, None, 1024) for packed in ours],
+    }
     query, (keys, values) = random(1, 8, 512, 64), random(2, 1, 2, 512, 64)
-    by_blocks = faster(
-        lambda: attend_by_blocks(query, keys, values, window=None, scale=None),
-        lambda: attend_from_latest(query, keys, values, window=None, scale=None),
-    )
-    return Products(by_halves, by_blocks)
+    ways = ATTENTION if dtype is torch.bfloat16 else [_USUAL]
+    attention = {
+        name: partial(ATTENTION[name], query, keys, values, window=None, scale=None) for name in ways
+    }
+    return Products(_fastest(products, clock), _fastest(attention, clock))
+
+
+def _fastest(ways: Mapping[_Way, Callable[[], object]], clock: Callable[[], float]) -> _Way:
+    """Return the fastest way, or the first if none is clearly faster."""
+    seconds = {way: least(call, clock) for way, call in ways.items()}
+    usual, best = next(iter(seconds)), min(seconds, key=seconds.__getitem__)
+    return best if _GAIN * seconds[best] < seconds[usual] else usual
 
 
 def least(call: Callable[[], object], clock: Callable[[], float], repeats: int = _REPEATS) -> float:

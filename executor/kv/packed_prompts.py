@@ -11,14 +11,14 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from ..attention.decoder import Decoder
-from ..attention.functions import AttentionCall, attend_by_blocks, attend_from_latest
+from ..attention.functions import AttentionCall, attend_from_latest
 from ..attention.host_kernels import Rows
 from ..attention.kernels import agree
 from .paged_store import PagedSlots, Segment
 
 _LOG = logging.getLogger(__name__)
 _LONG = 256
-"""Tokens from which a prompt may attend by blocks of products."""
+"""Tokens from which a prompt attends by the fastest function."""
 
 _FEW = 4
 """Tokens up to which those after a stored beginning attend as decode steps do."""
@@ -114,13 +114,8 @@ class PackedAttention:
                     buffer.index_select(0, pages).transpose(0, 1)[None].to(query.dtype)
                     for buffer in store.attending.buffers
                 ]
-            by_blocks = self._decoder.by_blocks and held >= _LONG
-            output[:, tokens] = (attend_by_blocks if by_blocks else attend_from_latest)(
-                query[:, :, tokens],
-                *new_states,
-                window=window,
-                scale=call.scaling,
-            )
+            attend = self._decoder.attend_long if held >= _LONG else attend_from_latest
+            output[:, tokens] = attend(query[:, :, tokens], *new_states, window=window, scale=call.scaling)
         return output
 
     def _flash_attend(self, call: AttentionCall, begins: torch.Tensor, window: int | None) -> torch.Tensor:
