@@ -169,7 +169,8 @@ _COUNTED: dict[str, PrefillRule | None] = {"fcfs": None, "learned": SkiRental()}
 
 
 def _is_counted(problem: Problem, policy: str) -> bool:
-    return policy in _COUNTED and can_count(problem) and (policy == "fcfs" or not has_groups(problem))
+    alike = has_groups(problem) or problem.shares_prompts
+    return policy in _COUNTED and can_count(problem) and (policy == "fcfs" or not alike)
 
 
 def _late(until: float | None) -> bool:

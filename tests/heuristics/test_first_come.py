@@ -9,6 +9,7 @@ import pytest
 from builders import mostly_slow
 
 from batchbound.data.costs.cost import CostModel
+from batchbound.data.prefix_tree import PrefixTree
 from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
 from batchbound.heuristics.queues.first_come import EVENTS, can_count, first_come
@@ -48,6 +49,33 @@ def test_the_counts_are_those_of_the_simulated_policy(
     assert counts == (trace.prefill_stages, trace.decode_steps, trace.evictions, trace.makespan)
 
 
+@pytest.mark.parametrize("seed", mostly_slow(range(300), fast=range(40)))
+def test_shared_beginnings_are_counted_as_the_simulator_does(seed: int) -> None:
+    problem, rng = drawn(seed), np.random.default_rng(seed)
+    stems = [rng.integers(0, 9, int(rng.integers(3, 20))).tolist() for _ in range(4)]
+    prompts = list[list[int]]()
+    for tokens in problem.prompt_tokens.tolist():
+        stem = stems[int(rng.integers(len(stems)))]
+        prompts.append(stem[: int(rng.integers(len(stem) + 1))] + rng.integers(0, 9, tokens).tolist())
+    tree = PrefixTree.of_prompts(prompts)
+    work = Workload.from_lengths(tree.prompt_tokens, problem.workload.output_tokens).with_tree(tree)
+    longest = int((work.input_tokens + work.output_tokens).max())
+    capacity = None if problem.kv_capacity is None else longest + int(rng.integers(0, 2 * longest))
+    cap = None if problem.prefill_token_cap is None else int(work.input_tokens.max() + rng.integers(0, 60))
+    problem = replace(
+        problem,
+        workload=work,
+        kv_capacity=capacity,
+        prefill_token_cap=cap,
+        prefix_cache=int(rng.choice([0, 10, 10**6])),
+    )
+    for swap in (None, KEEPS_KV):
+        trace, counted = simulate(problem, "fcfs", swap=swap), first_come(problem, keeps_kv=swap is not None)
+        assert counted is not None
+        counts = counted.prefill_stages, counted.decode_steps, counted.evictions, counted.seconds
+        assert counts == (trace.prefill_stages, trace.decode_steps, trace.evictions, trace.makespan)
+
+
 def test_the_drawn_jobs_evict_requests() -> None:
     runs = [first_come(drawn(seed)) for seed in range(60)]
     assert sum(run is not None and run.evictions > 0 for run in runs) > 20
@@ -58,9 +86,7 @@ def test_a_late_run_has_no_counts() -> None:
     assert first_come(long, lambda: True) is None
 
 
-def test_jobs_with_arrivals_or_shared_beginnings_are_left_to_the_simulator() -> None:
+def test_jobs_with_arrivals_are_left_to_the_simulator() -> None:
     work = Workload.from_lengths([5, 5], [5, 5])
     assert can_count(Problem(work, CostModel.paper(), 1))
-    shared = replace(work, group=np.array([0, 0])).sharing([4, 4])
-    assert not can_count(Problem(shared, CostModel.paper(), 1, prefill_token_cap=9))
     assert not can_count(Problem(replace(work, arrival=np.array([0.0, 1.0])), CostModel.paper(), 1))
