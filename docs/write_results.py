@@ -119,7 +119,7 @@ def from_to(cells: Sequence[str]) -> str:
 MIXED = ("two kinds, a cap each", "four kinds, a cap each")
 
 GAINS: tuple[tuple[str, Callable[[Figures], str], str, str], ...] = (
-    ("evaluate with worked examples", few_shot, "transformers' `generate`, full batches", "few_shot"),
+    ("evaluate with equal worked examples", few_shot, "transformers' `generate`, full batches", "few_shot"),
     ("ask about documents, on a server", documents, "vLLM 0.32 in file order", "prefix_real"),
     ("train with groups of 8 samples", samples, "`generate` on the whole batch, TRL's default", "samples"),
     ("send prompts of known lengths", known_lengths, "vLLM 0.32 in file order", "server"),

@@ -32,7 +32,8 @@ from ..executor.scoring import Scored, Scoring
 
 NAME = "batchbound"
 
-_log = logging.getLogger(__name__)
+# The harness shows the lines of its own loggers alone.
+_log = logging.getLogger(f"lm_eval.models.{NAME}")
 
 
 @register_model(NAME)
