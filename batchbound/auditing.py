@@ -475,7 +475,8 @@ def _in_seconds(
         verify_iteration_seconds(sequences, limits, found.iterations, rates, found.bound, resumed_known=True)
     )
     holds = found.bound <= found.measured * (1.0 + _ROUNDED)
-    losses = _tidy(found.losses, found.measured) if holds else {}
+    small = _ROUNDED * found.measured
+    losses = {name: 0.0 if abs(value) <= small else value for name, value in found.losses.items() if holds}
     label = least_label(claims, "seconds", found.iterations.certificate.get("kind"))
     tables: dict[str, Mapping[str, object]] = {
         "seconds, at the profile's prices": {
@@ -493,10 +494,6 @@ def _in_seconds(
         return Audit(tables, (why,), clock="seconds")
     lost = Losses("seconds", found.measured, found.bound, losses, label)
     return Audit(tables, losses=(lost,), clock="seconds")
-
-
-def _tidy(losses: Mapping[str, float], measured: float) -> dict[str, float]:
-    return {name: 0.0 if abs(value) <= _ROUNDED * measured else value for name, value in losses.items()}
 
 
 def _shown(name: str, value: float) -> tuple[str, float]:

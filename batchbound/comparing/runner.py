@@ -163,7 +163,8 @@ def _posed(given: Instance) -> Problem | Fleet | LinearModel:
 
 
 def _known(name: str, plan: Plan) -> Measurement:
-    bound, maker = plan.bound, plan.maker
+    bound, maker, fleet = plan.bound, plan.maker, plan.fleet
+    runs_out = any(fleet.problem(k).memory_can_run_out for k in range(len(fleet.replicas)))
     return Measurement(
         name,
         BEST_KNOWN,
@@ -175,7 +176,7 @@ def _known(name: str, plan: Plan) -> Measurement:
         maker.stopped_by,
         f"{maker.solver} {maker.version}",
         f"seed {maker.seed}",
-        "" if bound is None else _source(bound, evictions_help=_memory_can_run_out(plan.fleet)),
+        "" if bound is None else _source(bound, evictions_help=runs_out),
         _point(maker.seconds, plan.makespan),
     )
 
@@ -183,10 +184,6 @@ def _known(name: str, plan: Plan) -> Measurement:
 def _source(bound: Bound, *, evictions_help: bool) -> str:
     """Return the argument of a bound, with its restriction where evictions could beat it."""
     return f"{bound.source}, {NO_EVICTIONS}" if evictions_help else bound.source
-
-
-def _memory_can_run_out(fleet: Fleet) -> bool:
-    return any(fleet.problem(k).memory_can_run_out for k in range(len(fleet.replicas)))
 
 
 def _measured(

@@ -79,7 +79,8 @@ def following_plan(
     """
     if not _may_evict(plan.fleet) or plan.maker.stopped_by == StoppedBy.INTERRUPT:
         return plan
-    needed = names = EVICTING if _may_learn(plan.fleet) else EVICTING[:2]
+    # Policies that learn the lengths of groups differ from others if there are groups.
+    needed = names = EVICTING if (plan.fleet.workload.group >= 0).any() else EVICTING[:2]
     if until is None:
         most = most_requests if _is_counted(plan.fleet.problem(0), names[-1]) else most_compared
         names = names[: 0 if len(plan.fleet) > most_requests else 1 if len(plan.fleet) > most else None]
@@ -231,11 +232,6 @@ def _may_evict(fleet: Fleet) -> bool:
 def _kinds(fleet: Fleet) -> list[int]:
     first = {replica: k for k, replica in reversed(list(enumerate(fleet.replicas)))}
     return sorted(first.values())
-
-
-def _may_learn(fleet: Fleet) -> bool:
-    """Return whether policies that learn the lengths of groups differ from others."""
-    return bool((fleet.workload.group >= 0).any())
 
 
 def _until(end: float | None, policy: Policy) -> Policy:

@@ -152,7 +152,9 @@ def _write(
     errors, names = errors_path(output), batch.requests.names
     # The run was cut off before its trace: an empty one identifies the finished job.
     if len(ran) or run_of(trace) != ran.run:
-        replace(ran, whole=None if failed else _whole(requests, batch)).save(trace)
+        # A plan has its rows in another file.
+        marked = not failed and requests.is_file() and batch.planned is None
+        replace(ran, whole=WholeJob.of(requests, len(batch.requests)) if marked else None).save(trace)
     write_completions(output, journal.finished.lines(names))
     marks = ServerRun.header(trace).whole
     if marks is not None:
@@ -161,13 +163,6 @@ def _write(
     if failed:
         write_completions(errors, (line for line in journal.finished.lines(names) if not completed(line)))
     journal.remove()
-
-
-def _whole(requests: Path, batch: Batch) -> WholeJob | None:
-    """Return the marks of a whole job; None for a plan, whose rows are in another file."""
-    return (
-        WholeJob.of(requests, len(batch.requests)) if requests.is_file() and batch.planned is None else None
-    )
 
 
 def _identity(options: ServerOptions) -> dict[str, object]:

@@ -52,16 +52,13 @@ class Deconvolution:
         distance = (centres[:, None] - self._grid[None, :]) / sd
         # Floored, because below a ceiling no x may be near some y.
         self._kernel = np.exp(-0.5 * np.minimum(distance**2, 1000.0))
-        self._kernel /= self._spread(sd)
+        self._kernel /= float(sd * np.sqrt(2 * np.pi) / self._spacing)
         self._sd = sd
         self._reach = sd if ceiling is not None and ceiling < high else 0.0
         self._ends, self._losses = self._profile()
         self._prior = self._em(
             self._shares, self._flat(self._ends_at(np.array([sum(UNDECIDED) / 2]))), ITERATIONS
         )
-
-    def _spread(self, sd: float) -> float:
-        return float(sd * np.sqrt(2 * np.pi) / self._spacing)
 
     @property
     def _shares(self) -> FloatArray:

@@ -81,7 +81,7 @@ class WorkerPair:
         between = sum(after.start - before.end for before, after in pairwise(decodes))
         # If nothing runs yet, the first batch is waited for, and joins before the first decode stage.
         first = 0 if there else 1
-        seconds = [self._of_clock(*span) for span in engine.encode_seconds]
+        seconds = [own if self._clock is time.process_time else wall for wall, own in engine.encode_seconds]
         # Measured once as many requests leave as join.
         steady = [stage for stage in decodes[_STAY + 1 : _BATCHES] if stage.decode_steps == 1]
         active = fmean(stage.active for stage in steady)
@@ -139,9 +139,6 @@ class WorkerPair:
         measured["alone"] += [decode() for _ in range(many // 2)]
         alone = median(measured["alone"])
         return {"alone": alone, "beside": median(measured["beside"] or [alone])}
-
-    def _of_clock(self, seconds: float, cpu_seconds: float) -> float:
-        return cpu_seconds if self._clock is time.process_time else seconds
 
     def _started(self) -> EncodeWorker:
         if self._worker is None:

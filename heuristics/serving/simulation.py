@@ -284,7 +284,8 @@ class ServingJob:
             if new == lacks:
                 drawing.append(request)
         state.held[running] += 1
-        self._judge(state.running, [request for request, _ in step.prefill])
+        prefilling = np.array([request for request, _ in step.prefill], dtype=np.int64)
+        self.ledger.check(np.concatenate((state.running, prefilling)), state.held)
         return running, drawing
 
     def _batch(self, step: ServingStep, running: IntArray, drawing: list[int], swapped: int) -> DeviceBatch:
@@ -328,9 +329,6 @@ class ServingJob:
             (now, seconds, len(running), prompt_tokens, kv_tokens, promised, len(over), decided)
         )
         return end
-
-    def _judge(self, running: IntArray, prefilling: list[int]) -> None:
-        self.ledger.check(np.concatenate((running, np.array(prefilling, dtype=np.int64))), self.state.held)
 
     def _held(self) -> int:
         # A whole guest has no blocks of its own; a request that is guest and host is counted once.
