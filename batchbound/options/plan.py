@@ -61,6 +61,11 @@ class FleetOptions(Options):
         " possible (default any)",
         needs=("replicas",),
     )
+    price: Seconds | None = option(
+        None,
+        "price of one device-hour, with one device per replica; adds the cost of the job",
+        metavar="MONEY",
+    )
 
 
 def _objective(text: str) -> str:
@@ -115,19 +120,6 @@ class SolverOptions(Options):
         """Limits of the search."""
         seconds = DEFAULT_SECONDS if self.work is None and self.time_limit is None else self.time_limit
         return Limits(seconds=seconds, work=self.work, threads=self.threads, seed=self.seed)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeviceOptions(Options):
-    """Price of devices."""
-
-    TITLE = "devices"
-
-    price: Seconds | None = option(
-        None,
-        "price of one device-hour, with one device per replica; adds the cost of the job",
-        metavar="MONEY",
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +195,6 @@ class PlanOptions(
     FleetOptions,
     ObjectiveOptions,
     SolverOptions,
-    DeviceOptions,
     MixingOptions,
 ):
     """Requests, the limits of their engines, and the file of their plan."""

@@ -10,13 +10,11 @@ from typing import Annotated, Literal
 from ..data.files.errors import InputError
 from .option import Option, PathText, everyday, option
 from .problem import LENGTHS, PromptTable
-from .values import AnyPath, File, Name, Positive, TokenCount
+from .values import AnyPath, File, Name, TokenCount
 
+_ROWS = "prompts or a table of lengths, as in `plan`"
+_CONFIG = "config.json of the model, or its folder; no weights are read"
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for name in text.split(",") if name))
 
 
 def _duration(text: str) -> float:
@@ -29,12 +27,9 @@ def _duration(text: str) -> float:
 def _until(text: str, now: datetime) -> float:
     """Return the seconds until a time of day, or a date with a time."""
     try:
-        if re.fullmatch(r"\d\d?:\d\d", text):
-            moment = datetime.strptime(text, "%H:%M").time()
-            end = datetime.combine(now.date(), moment)
-            end += timedelta(days=end <= now)
-        else:
-            end = datetime.fromisoformat(text)
+        of_day = "-" not in text
+        end = datetime.fromisoformat(f"{now:%Y-%m-%d}T{text:0>5}" if of_day else text)
+        end += timedelta(days=of_day and end <= now)
         left = (end - (now if end.tzinfo is None else now.astimezone())).total_seconds()
     except ValueError:
         raise ValueError(f"{text!r} is no time: write 07:00 or 2026-12-01T07:00") from None
@@ -49,19 +44,12 @@ class SizeOptions(PromptTable):
 
     TITLE = ""
 
-    rows: Annotated[
-        PathText, Option("prompts or a table of lengths, as in `plan`", positional=True, metavar="ROWS")
-    ]
+    rows: Annotated[PathText, Option(_ROWS, positional=True, metavar="ROWS")]
     more: tuple[PathText, ...] = option(
         (), "further jobs on the same deployment", positional=True, metavar="ROWS", words="*"
     )
     _: KW_ONLY
-    model: Annotated[
-        PathText,
-        Option(
-            "config.json of the model, or its folder; no weights are read", everyday=True, metavar="CONFIG"
-        ),
-    ]
+    model: Annotated[PathText, Option(_CONFIG, everyday=True, metavar="CONFIG")]
     by: tuple[str, ...] = everyday(
         (),
         "time by which a job must be done, as 07:00 or 2026-12-01T07:00; once for all jobs, or once for each",
@@ -76,7 +64,7 @@ class SizeOptions(PromptTable):
         (),
         "kinds of devices, as h100,l40s (default: those of --prices)",
         metavar="NAME,NAME",
-        parse=_names,
+        parse=lambda text: tuple(dict.fromkeys(filter(None, text.split(",")))),
     )
     prices: File | None = everyday(
         None,
@@ -95,9 +83,6 @@ class SizeOptions(PromptTable):
         words="append",
     )
     quantization: Literal["fp8"] | None = option(None, "quantise the weights as vLLM's --quantization does")
-    slots: Positive | None = option(
-        None, "maximum number of requests in progress on a replica (default: the fewest that are fast)"
-    )
     picture: File | None = everyday(None, "draw cost against finish time as .png or .svg", writes=True)
     overwrite: bool = option(False, "replace the picture if it exists", needs=("picture",))
     json: bool = option(False, "print one JSON object instead of tables")

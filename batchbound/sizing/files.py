@@ -23,7 +23,7 @@ from ..models.certificates.demand import check_excess, check_work
 from ..models.exegpt.roofline import Roofline
 from ..models.sizing.demand import demands, excess, fastest, machine_of
 from ..models.sizing.load import REACHED, IterationSeconds, ProfiledSeconds, kv_tokens
-from ..options.option import takes
+from ..options.option import PathText, takes
 from ..options.size import SizeOptions
 from ..planning.mixed_job import read_mixed_job
 from ..planning.plan import PlanningError
@@ -54,13 +54,15 @@ def size(options: SizeOptions) -> Sizing:
         If the requests, the model or the prices cannot be read.
     """
     options.check_outputs("picture")
+    if options.picture is not None and Path(options.picture).suffix not in (".png", ".svg"):
+        raise InputError("a picture is .png or .svg", file=options.picture, hint="Name a .png or .svg file.")
     windows, offers = options.windows(datetime.now()), read_offers(options.devices, options.prices)
     path = Path(options.model)
     config = read_json_object(path / "config.json" if path.is_dir() else path)
     shape = _shape(config, options)
     with working(f"reading {', '.join(map(str, options.files))}"), opened_once():
         pooled = _read(options)
-    tried = _tried(pooled, windows, shape, offers, options)
+    tried = _tried(pooled, windows, shape, offers, options.profile)
     cheapest = tuple(sorted(tried, key=lambda one: (one.cost, one.end.expected)))
     impossible = dict(_impossible(pooled, windows, shape, offers))
     model, positions = _model_name(pooled, config, path), config.get("max_position_embeddings")
@@ -98,13 +100,12 @@ def _read(options: SizeOptions) -> PooledJob:
         from ..executor.models.tokenizers import load_tokenizer
 
         tokenizer = load_tokenizer(options.tokenizer)
-    read = partial(
-        read_mixed_job,
-        tokenizer=tokenizer,
-        lengths=options.lengths,
-        longest=options.longest_completion,
-        columns=options.columns_of(options.tokenizer),
+    columns, lengths, most = (
+        options.columns_of(options.tokenizer),
+        options.lengths,
+        options.longest_completion,
     )
+    read = partial(read_mixed_job, tokenizer=tokenizer, lengths=lengths, longest=most, columns=columns)
     return pool([os.fspath(file) for file in options.files], read, tokenizer)
 
 
@@ -113,10 +114,9 @@ def _tried(
     windows: Sequence[float],
     shape: ModelShape,
     offers: Sequence[Offer],
-    options: SizeOptions,
+    profiles: Sequence[PathText],
 ) -> Iterator[Deployment]:
-    loads, spread = loads_of(pooled, by_deadline(windows)), pooled.spread()
-    costs = _profiled(options)
+    loads, spread, costs = loads_of(pooled, by_deadline(windows)), pooled.spread(), _profiled(profiles)
     for offer in offers:
         for degree in DEGREES:
             kv = kv_tokens(shape, offer.device, degree)
@@ -125,9 +125,8 @@ def _tried(
             cost = costs.get((offer.name, degree)) or Roofline(shape, offer.device, degree, REACHED)
             startup = STARTED + shape.weight_bytes / LOADED if offer.startup is None else offer.startup
             budget = _BUDGETS[offer.device.memory >= _LARGE]
-            stated = SLOTS if options.slots is None else (options.slots,)
             best, *others = (
-                Replica(offer, degree, cost, slots, max(budget, slots), kv, startup) for slots in stated
+                Replica(offer, degree, cost, slots, max(budget, slots), kv, startup) for slots in SLOTS
             )
             for other in others:
                 if other.seconds(loads[-1]) < FASTER * best.seconds(loads[-1]):
@@ -139,9 +138,9 @@ def _tried(
                 yield Deployment(best, replicas, finishes, hours * price)
 
 
-def _profiled(options: SizeOptions) -> dict[tuple[str, int], IterationSeconds]:
+def _profiled(files: Sequence[PathText]) -> dict[tuple[str, int], IterationSeconds]:
     costs: dict[tuple[str, int], IterationSeconds] = {}
-    for path in options.profile:
+    for path in files:
         profile = read_profile(path)
         (offer,) = read_offers((profile.device,), None)
         link = usual_link(profile.device)

@@ -278,10 +278,9 @@ def test_wrong_prices_are_refused(
 def test_a_device_of_ones_own_and_a_start_of_ones_own_are_taken(folder: Path) -> None:
     rates = "flops = 1e15\nbandwidth = 3e12\nmemory = 9e10\nprice = 3.0\nstartup = 10\nmost = 1\n"
     (folder / "own.toml").write_text(f"[mine]\n{rates}")
-    sizing = sized("small.csv", prices="own.toml", quantization="fp8", slots=32)
+    sizing = sized("small.csv", prices="own.toml", quantization="fp8")
     assert [one.name for one in sizing.tried] == ["1 x mine"]
     assert sizing.tried[0].replica.startup == 10
-    assert sizing.tried[0].replica.slots == 32
     assert "--quantization fp8" in sizing.commands[0]
 
 
