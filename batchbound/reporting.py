@@ -118,6 +118,8 @@ def report_file(options: ReportOptions) -> Reported | ReportedServers:
     traces = tuple(Trace.load(path) for path in paths) or planned
     judged = _judged(path, plan, paths, traces)
     measured = bool(paths) and judged.clock == "measured"
+    if not paths:
+        note(f"{path}: no run is named or beside it; these are the plan's own figures, simulated")
     endings = Endings.of(traces[0].engine.get("endings"))
     reported = Reported(plan, traces, judged, _gain_of(plan, traces) if measured else None, endings)
     _draw(options, reported, planned if paths else None)

@@ -169,7 +169,8 @@ class JobOptions(RunOptions, LoadingOptions, PlanningOptions, SendingOptions):
         if self.trace is not None:
             return str(self.trace)
         output = Path(self.output or "")
-        return str(output.with_suffix(".trace.jsonl")) if output.name else TRACE
+        # The default output has the default trace, also where its name is given.
+        return str(output.with_suffix(".trace.jsonl")) if output.name and output != Path(OUTPUT) else TRACE
 
     @property
     def written(self) -> tuple[Path, Path]:

@@ -458,3 +458,14 @@ def test_a_start_that_fails_leaves_no_plan(prompts: Path, monkeypatch: pytest.Mo
         patch.setattr(ModelOptions, "load", refused)
         assert run(prompts, "--slots", "3", "--overwrite") == 2
     assert plan_of(prompts).read_bytes() == before
+
+
+def test_naming_the_default_output_continues_its_job(
+    prompts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(prompts.parent)
+    words = ["run", prompts.name, *MODEL, "--slots", "2"]
+    assert main(words) == 0
+    capsys.readouterr()
+    assert main([*words, "-o", "answers.jsonl"]) == 0
+    assert "this job is finished" in capsys.readouterr().err
