@@ -77,14 +77,13 @@ class Ends:
 
     def __init__(self, until: Until | None, group: Sequence[int]) -> None:
         self._until, self._group = until, group
-        self._left = Counter(group)
+        self._left, self._ended, self._groups = Counter(group), 0, 0
         self._members: defaultdict[int, list[Completion]] = defaultdict(list)
-        self._groups = 0
-        self.done = [False] * len(group)
 
     def note(self, index: int, completion: Completion) -> None:
         """Note a finished completion."""
-        group, self.done[index] = self._group[index], True
+        group = self._group[index]
+        self._ended += 1
         self._left[group] -= 1
         if self._until is None:
             return
@@ -95,17 +94,16 @@ class Ends:
 
     def reached(self, seconds: float) -> bool:
         """Return whether the call ends now."""
-        until, count, every = self._until, sum(self.done), len(self.done)
-        if count == every or until is None:
-            return count == every
-        if until.seconds is not None and seconds >= until.seconds:
-            return True
-        if until.finished is not None and count >= until.finished:
-            return True
-        if until.share is not None and count >= until.share * every:
-            return True
-        groups = until.groups or (None if until.when is None else 1)
-        return groups is not None and self._groups >= groups
+        until, every = self._until, len(self._group)
+        if until is None or self._ended == every:
+            return self._ended == every
+        enough = (
+            (seconds, until.seconds),
+            (self._ended, until.finished),
+            (self._ended, None if until.share is None else until.share * every),
+            (self._groups, until.groups or (None if until.when is None else 1)),
+        )
+        return any(most is not None and value >= most for value, most in enough)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
