@@ -73,16 +73,3 @@ def test_greedy_endings_are_told_from_others(llama: Any) -> None:
         0: True,
         1: False,
     }
-
-
-def test_each_beginning_is_read_once(llama: Any) -> None:
-    examples, endings = tuple(range(40)), [(50, 51), (50, 52), (53,)]
-    sequences = [
-        Scored((*examples, *question, *ending), len(ending))
-        for question in ((100, 101, 102, 103, 104, 105), (110, 111, 112, 113, 114, 115))
-        for ending in endings
-    ]
-    scoring = Scoring(llama, sequences, slots=2)
-    list(scoring.run())
-    # The examples and five tokens of each question once; then each ending after the question's last token.
-    assert scoring.computed == 40 + 2 * 5 + 2 * (2 + 2 + 1)

@@ -30,6 +30,7 @@ from batchbound.executor.models.sampling import Sampler
 from batchbound.executor.models.source import load_model
 from batchbound.executor.models.tiny import FAMILIES
 from batchbound.executor.models.tokenizers import ByteTokenizer
+from batchbound.executor.scoring import Scored, Scoring
 from batchbound.heuristics.loop import execute, schedule_of
 from batchbound.heuristics.registry import policy_named
 from batchbound.heuristics.simulate import simulate
@@ -94,22 +95,62 @@ def test_groups_that_begin_in_different_stages_have_the_tokens_of_generate(famil
     assert answers(engine, prompts, lengths, expected_tokens=lengths) == expected, "the longest first: all do"
 
 
-@pytest.mark.parametrize("tier", ["ragged", "window"])
-def test_a_prompt_is_computed_once_for_its_group(tier: str) -> None:
+# Thirty tokens of examples, questions of twenty, and what follows a question.
+EXAMPLES = list(range(30))
+QUESTIONS = [EXAMPLES + [100 + 20 * q + k for k in range(20)] for q in range(3)]
+ENDINGS = [[7], [8, 9], [8, 10, 11]]
+
+BEGINNINGS: dict[str, list[list[int]]] = {
+    "groups": [question for question in QUESTIONS for _ in range(4)],
+    "turns": QUESTIONS + [question + ENDINGS[2] for question in QUESTIONS],
+    "endings": [question + ending for question in QUESTIONS for ending in ENDINGS],
+    "nothing": [[40 * k + t for t in range(20)] for k in range(6)],
+}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "pages": {"tier": "ragged"},
+    "pages, four slots": {"tier": "ragged", "slots": 4},
+    "pages in short memory": {"tier": "ragged", "kv_tokens": 3 * 60},
+    "pages, nothing shared": {"tier": "ragged", "share_prompts": False},
+    "rows side by side": {"tier": "window"},
+}
+ONCE, TWICE = 30 + 3 * 20, 3 * 50
+"""Tokens of the questions, with the examples counted once and each time."""
+
+COMPUTED = {
+    # A further prompt that is equal to another, or begins with it, computes its last token again.
+    "groups": {"pages": ONCE + 3 * 3, "nothing": 4 * TWICE, "rows": TWICE + 3 * 3},
+    "turns": {"pages": ONCE + 3 * (3 + 1), "nothing": 2 * TWICE + 3 * 3, "rows": 2 * TWICE + 3 * 3},
+    "endings": {"pages": ONCE + 3 * 6, "nothing": 3 * TWICE + 3 * 6, "rows": 3 * TWICE + 3 * 6},
+    "nothing": {"pages": 6 * 20, "nothing": 6 * 20, "rows": 6 * 20},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", BEGINNINGS)
+def test_a_beginning_is_computed_once_where_the_layout_shares_it(kind: str, layout: str) -> None:
+    prompts, options = BEGINNINGS[kind], {"slots": 16, **LAYOUTS[layout]}
+    lengths = [1 + at % 5 for at in range(len(prompts))]
+    expected = answers_of_generate("llama", list(zip(prompts, lengths, strict=True)))
     model = load_model("tiny:llama", dtype="float64", device="cpu")
-    prompts, lengths = groups(6, 8, seed=2, longest=30)
-    once = sum(len(prompt) for prompt in prompts[::8])
-    for options in ({}, {"expected_tokens": lengths}):
-        engine = LLM(model, ByteTokenizer(), slots=16, tier=tier)
-        answers(engine, prompts, lengths, **options)
-        assert engine.report().prompt_tokens == once + 6 * 7
-        apart = LLM(model, ByteTokenizer(), slots=16, tier=tier, share_prompts=False)
-        answers(apart, prompts, lengths, **options)
-        assert apart.report().prompt_tokens == 8 * once
+    way = "nothing" if "nothing" in layout else layout.split()[0].strip(",")
+    for order in ({}, {"expected_tokens": lengths}):
+        engine = LLM(model, ByteTokenizer(), **options)
+        assert answers(engine, prompts, lengths, **order) == expected
         assert engine._ran is not None
         stages = engine._ran.trace.stages
-        assert sum(stage.tokens for stage in stages if stage.kind == "prefill") == once + 6 * 7
+        computed = sum(stage.tokens for stage in stages if stage.kind == "prefill")
+        assert engine.report().prompt_tokens == computed
+        assert computed == COMPUTED[kind][way]
         assert (engine.report().run_gap or 0.0) >= -1e-9
+
+
+@pytest.mark.parametrize("slots", [2, 9])
+def test_scored_endings_of_the_table_compute_as_much_as_completed_ones(slots: int, llama: Any) -> None:
+    sequences = [Scored((*question, *ending), len(ending)) for question in QUESTIONS for ending in ENDINGS]
+    scoring = Scoring(llama, sequences, slots=slots)
+    list(scoring.run())
+    # The last token of a question is read with each ending, whose own last one is only predicted.
+    assert scoring.computed == ONCE - 3 + 3 * 6
 
 
 def test_prompts_are_kept_until_the_last_of_their_groups_up_to_what_the_slots_hold() -> None:
