@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 
 from tier_cases import FAST, RAGGED, generate_alone
 
+from batchbound.executor.attention import float_products
 from batchbound.executor.attention.decoder import Decoder
 from batchbound.executor.attention.float_products import (
     FloatProducts,
@@ -22,6 +23,7 @@ from batchbound.executor.attention.float_products import (
     settled_arithmetic,
 )
 from batchbound.executor.attention.host_kernels import HostKernels, built, compiler
+from batchbound.executor.attention.products import Products
 from batchbound.executor.kv.ragged import RaggedBatch
 from batchbound.executor.models.source import load_model
 
@@ -29,7 +31,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture
-def kernels() -> HostKernels:
+def kernels(monkeypatch: pytest.MonkeyPatch) -> HostKernels:
+    """Return the C++ functions, on a machine whose memory holds no packed copy."""
+    monkeypatch.setattr(float_products, "packed_bytes", lambda _: 0)
     if compiler() is None:
         pytest.skip("this machine has no C++ compiler")
     found = built()
@@ -143,6 +147,16 @@ def test_the_format_of_the_checkpoint_stays_where_it_is_as_fast(kernels: HostKer
     assert not arithmetic.widened
     assert Decoder(model).dtype == torch.bfloat16
     assert str(arithmetic).startswith("bfloat16 (measured ")
+
+
+def test_the_format_of_the_checkpoint_stays_where_packed_weights_are_multiplied_in_float32(
+    kernels: HostKernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(float_products, "packed_bytes", lambda _: 1)
+    for halves in (True, False):
+        monkeypatch.setattr(float_products, "fastest_products", lambda *_, own=halves: Products(own))
+        arithmetic = arithmetic_of(chosen("llama", kernels))
+        assert (arithmetic is None) == halves
 
 
 def test_widened_weights_are_neither_copied_nor_converted(kernels: HostKernels) -> None:
