@@ -86,6 +86,8 @@ def _shape(config: Mapping[str, object], options: SizeOptions) -> ModelShape:
         raise InputError(str(error), file=options.model) from None
     if shape.encoder_layers:
         raise InputError("an encoder-decoder cannot be sized", file=options.model, hint="Give a decoder's.")
+    # Engines compute models of 32 bits in 16.
+    shape = replace(shape, bytes_per_value=2)
     if options.quantization is None:
         return shape
     if shape.multiply_bits < 16 or shape.feed_forward_bytes:

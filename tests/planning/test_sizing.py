@@ -275,6 +275,14 @@ def test_wrong_prices_are_refused(
         sized("small.csv", prices=None if prices is None else "wrong.toml", devices=devices)
 
 
+def test_a_model_of_32_bits_is_served_in_16(folder: Path) -> None:
+    usual = sized("large.csv", devices=("l40s",), within=("2m",))
+    (folder / "config.json").write_text(json.dumps(LLAMA | {"torch_dtype": "float32"}))
+    wide = sized("large.csv", devices=("l40s",), within=("2m",))
+    assert wide.impossible == usual.impossible
+    assert wide.tried[0].replica.kv_tokens == usual.tried[0].replica.kv_tokens
+
+
 def test_a_device_of_ones_own_and_a_start_of_ones_own_are_taken(folder: Path) -> None:
     rates = "flops = 1e15\nbandwidth = 3e12\nmemory = 9e10\nprice = 3.0\nstartup = 10\nmost = 1\n"
     (folder / "own.toml").write_text(f"[mine]\n{rates}")
