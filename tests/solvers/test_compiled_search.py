@@ -110,13 +110,10 @@ def test_each_search_makes_valid_schedules_where_its_limits_are_modelled(problem
     made = job.schedule(job.search(name, values, Allowance(moves=500), start))
     assert made is not None
     violation = made.check(problem)
-    # Spans know no memory here, and no search knows what shared beginnings take of it.
+    # Spans know no limits here, and no search knows what shared beginnings take of them.
     apart = name == "core_spans" or problem.tree is not None
-    allowed = {"token cap of a prefill stage"} | ({"KV capacity"} if apart else set())
-    assert violation is None or violation.rule in allowed
-    if problem.prefill_token_cap is None or problem.tree is None:
-        rules = {"KV capacity", "token cap of a prefill stage"} if name == "core_spans" else set()
-        assert violation is None or violation.rule in rules
+    rules = {"KV capacity", "token cap of a prefill stage"} if apart else set()
+    assert violation is None or violation.rule in rules
 
 
 def chat_like(seed: int, count: int, slots: int, **limits: int) -> Problem:
