@@ -11,8 +11,9 @@ that order as it is; ``longest`` orders by the true lengths, also where ``auto``
 emptied before each. Iterations and prompt tokens are those of vLLM's own log. ``predicted`` is the simulation
 of the order as sent, ``fcfs`` the simulated first come, first served, which the way ``file`` counts.
 
-The seconds of all runs are fitted by one cost of an iteration, a prompt token and a decoded one. Counts
-priced by it compare the ways; the table names each job's order, its ratio to the best of the four others, its
+``cpu_seconds`` are those of the server's processes: on one core its seconds, whatever else runs there. The
+seconds of all runs are fitted by one cost of an iteration, a prompt token and a decoded one. Counts priced by
+it compare the ways; the table names each job's order, its ratio to the best of the four others, its
 prompt tokens over those needed, and the errors of the predictions. With ``--servers 2`` several share each
 job; iterations are then those of the busiest.
 
@@ -145,6 +146,11 @@ def logged(server: VllmServer) -> tuple[int, int]:
     return len(busy), sum(busy)
 
 
+def cpu_seconds(servers: Sequence[VllmServer]) -> float:
+    """Return the CPU seconds of the servers so far."""
+    return sum(server.cpu_seconds() for server in servers)
+
+
 def measure(
     servers: Sequence[VllmServer], job: JobOf, rows: list[Row], way: str, folder: Path
 ) -> dict[str, Any]:
@@ -153,7 +159,7 @@ def measure(
         server.post("/reset_prefix_cache", b"")
     batch = folder / f"{way}.jsonl"
     write(in_order(rows, way), batch, lengths=job.known or way != "auto")
-    before = [logged(server) for server in servers]
+    before, spent = [logged(server) for server in servers], cpu_seconds(servers)
     words = ["run", str(batch), "--slots", str(SLOTS), "--overwrite", "--json"]
     words += [word for server in servers for word in ("--server", server.url)]
     words += ["--order", "auto" if way == "auto" else "file", "--batched-tokens", str(BUDGET)]
@@ -171,7 +177,7 @@ def measure(
     if done.returncode:
         raise RuntimeError(done.stderr)
     ran = json.loads(done.stdout)
-    after = [logged(server) for server in servers]
+    after, spent = [logged(server) for server in servers], cpu_seconds(servers) - spent
     each = [tuple(np.subtract(now, then).tolist()) for now, then in zip(after, before, strict=True)]
     tokens_simulated = ran.get("simulated_prompt_tokens", {})
     return {
@@ -186,6 +192,7 @@ def measure(
         "counted_by_us": ran.get("prompt_tokens_computed"),
         "preemptions": ran["preemptions"],
         "seconds": ran["makespan_s"],
+        "cpu_seconds": round(spent, 2),
         "predicted": [ran["simulated_iterations"].get("as sent"), tokens_simulated.get("as sent")],
         "fcfs": [ran["simulated_iterations"].get("file order"), tokens_simulated.get("file order")],
     }
@@ -203,7 +210,7 @@ def runs_of(part: float, options: argparse.Namespace, folder: Path, model: Path)
     blocks = max(round(part * mean), 2 * longest) // BLOCK + 1
     limits = ["--block-size", str(BLOCK), "--num-gpu-blocks-override", str(blocks + 1)]
     limits += ["--max-num-seqs", str(SLOTS), "--max-num-batched-tokens", str(BUDGET)]
-    limits += ["--enable-prefix-caching", "--max-model-len", "1024"]
+    limits += ["--enable-prefix-caching", "--max-model-len", "1024", "--dtype", options.dtype]
     with contextlib.ExitStack() as stack:
         servers = [
             stack.enter_context(
@@ -225,7 +232,7 @@ def runs_of(part: float, options: argparse.Namespace, folder: Path, model: Path)
 def fitted(runs: list[dict[str, Any]]) -> tuple[float, float, float]:
     """Return the seconds of an iteration, a prompt token and a decode, by least relative error."""
     counts = np.array([[run["iterations"], run["prompt_tokens"], run["decodes"]] for run in runs], float)
-    seconds = np.array([run["seconds"] for run in runs])
+    seconds = np.array([run["cpu_seconds"] for run in runs])
     iteration, token, decode = nnls(counts / seconds[:, None], np.ones(len(runs)))[0].tolist()
     return iteration, token, decode
 
@@ -280,6 +287,7 @@ def main() -> None:
     parser.add_argument("--vllm", default="vllm", help="the command that starts a server")
     parser.add_argument("--model", type=Path, help="folder of a model; by default a tiny random one")
     parser.add_argument("--layers", type=int, help="of the model, from its first on")
+    parser.add_argument("--dtype", default="auto", help="of the server")
     parser.add_argument("--servers", type=int, default=1, help="replicas that share each job")
     parser.add_argument("--nice", type=int, default=0, help="of the server")
     parser.add_argument("--scale", type=float, default=1.0, help="of the jobs' sizes")

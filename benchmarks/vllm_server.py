@@ -146,6 +146,17 @@ class VllmServer:
         self._stream.close()
         self._process = None
 
+    def cpu_seconds(self) -> float:
+        """Return the CPU seconds of all its processes so far."""
+        assert self._process is not None
+        ticks = 0
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                fields = path.read_text().rpartition(")")[2].split()
+                # Its processes are a session of their own: the fourth field; then user and system time.
+                ticks += (int(fields[11]) + int(fields[12])) * (int(fields[3]) == self._process.pid)
+        return ticks / os.sysconf("SC_CLK_TCK")
+
     def iterations(self) -> int:
         """Return the iterations of its log so far that computed something."""
         text = self.log.read_text(errors="replace")

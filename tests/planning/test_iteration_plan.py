@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import batchbound
 from batchbound import EngineLimits, Engines, IterationPlan, Limits, MixedJob, make_iteration_plan
-from batchbound.data.claims.assumptions import assumed_line, least_label
+from batchbound.data.claims.assumptions import DISTINCT, Assumption, assumed_line, assumed_of, least_label
 from batchbound.data.costs.iteration_rates import IterationRates
 from batchbound.data.files.disk import InputError
 from batchbound.data.iterations import IterationBound, Predicted, Sequences
@@ -339,7 +339,8 @@ def test_requests_are_shared_out_by_seconds_where_an_iteration_has_a_price() -> 
 def test_a_plan_claims_a_proof_only_under_assumptions_that_are_checked_or_stated() -> None:
     job, engines = job_of([3, 3, 3], [2, 2, 4]), Engines((EngineLimits(2),), budget_stated=False)
     plan = make_iteration_plan(job, engines, limits=WORK)
-    assert assumed_line(plan.relied_on) == "assuming: one token a sequence and iteration"
+    line = "assuming: one token a sequence and iteration, cold prefix cache"
+    assert assumed_line(plan.relied_on) == line
     assert least_label(plan.assumptions, *plan.kinds) == "least, if assumptions hold"
     known = tuple(replace(one, basis="checked") for one in plan.assumptions)
     assert least_label(known, *plan.kinds) == "proven least"
@@ -396,7 +397,8 @@ def test_whole_documents_go_to_one_engine_each() -> None:
     drawn = np.random.default_rng(1).integers(3, 8, 48)
     work = workload_of(tree.prompt_tokens.tolist(), drawn.tolist())
     limits = EngineLimits(2, 64, 880, 4)
-    plan = make_iteration_plan(MixedJob(work, tree=tree), Engines((limits, limits)), limits=WORK)
+    job = MixedJob(work, tree=tree, assumptions=(Assumption(DISTINCT, "assumed"), *assumed_of(tree)))
+    plan = make_iteration_plan(job, Engines((limits, limits)), limits=WORK)
     documents = [set(leaf[share.requests].tolist()) for share in plan.shares]
     assert [len(each) for each in documents] == [4, 4]
     assert not documents[0] & documents[1]

@@ -169,7 +169,7 @@ def test_a_bound_without_its_arguments_is_weaker() -> None:
         ("[search]\nrest_seconds = {spans = -1}", "rest_seconds.spans is -1.0"),
         ("[search]\npatiences = []", "name one at least"),
         ("[search]\npatiences = [nan]", "patiences are (nan,)"),
-        ("[search.stage_times]\nbox_share = 7", "it must be at most 1"),
+        ("[search.stage_times]\nrounding_share = 7", "it must be at most 1"),
         ("[search.stage_times]\nstart_spans = []", "start_spans is empty"),
         ("[search.stage_times]\ncount_ratio = 1", "it must be above 1"),
         ("[search.core.spans]\nheat = 1", "field 'search.core.spans.heat': the field is unknown"),
