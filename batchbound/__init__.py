@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from .data import Bound, CostModel, Problem, Schedule, Workload
     from .data.iteration_plan import IterationPlan
     from .data.iterations import EngineLimits
+    from .data.objective import Objective
     from .data.plan import Plan
+    from .data.readers.replayed import Replayed
     from .data.readers.requests import read_workload
     from .data.readers.sampling import Sampling
     from .data.report import Report
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from .reporting import report
     from .run_job.batch_to_send import ServerOptions
     from .run_job.options import ModelOptions, RunOptions
+    from .run_job.replaying import replay
     from .run_job.run import RunResult
     from .run_job.server_result import ServerResult
     from .running import run
@@ -66,10 +69,12 @@ __all__ = [
     "Limits",
     "MixedJob",
     "ModelOptions",
+    "Objective",
     "Partial",
     "Patience",
     "Plan",
     "Problem",
+    "Replayed",
     "Report",
     "Result",
     "RunOptions",
@@ -99,6 +104,7 @@ __all__ = [
     "read_mixed_job",
     "read_workload",
     "replace_generation",
+    "replay",
     "report",
     "rollout_function",
     "run",
@@ -124,10 +130,12 @@ _HOMES = {
     "Limits": ".solvers.result",
     "MixedJob": ".planning.mixed_job",
     "ModelOptions": ".run_job.options",
+    "Objective": ".data.objective",
     "Partial": ".executor.partial",
     "Patience": ".executor.jobs.params",
     "Plan": ".data.plan",
     "Problem": ".data.problem",
+    "Replayed": ".data.readers.replayed",
     "Report": ".data.report",
     "Result": ".solvers.result",
     "RunOptions": ".run_job.options",
@@ -153,6 +161,7 @@ _HOMES = {
     "read_mixed_job": ".planning.mixed_job",
     "read_workload": ".data.readers.requests",
     "replace_generation": ".executor.rollout",
+    "replay": ".run_job.replaying",
     "report": ".reporting",
     "rollout_function": ".executor.rollout",
     "predict": ".predicting",

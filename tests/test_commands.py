@@ -29,10 +29,13 @@ ELSEWHERE = {
     "batchbound --print-completion bash >> ~/.bashrc": "cli/test_completion.py",
     "batchbound profile --model MODEL --dtype float32 -o costs.json": "test_readme.py",
     "batchbound profile --model MODEL -o cost.json": "test_readme.py",
+    "batchbound replay data/instances/arena/gsm8k-kv-total.json --server http://localhost:8000"
+    " --policy sorted-f -o mine.json": "cli/test_replay.py",
     "batchbound report --gantt gantt.png": "cli/test_run.py",
     "batchbound report --gantt gantt.svg": "cli/test_run.py",
     "batchbound run prompts.jsonl --model MODEL": "cli/test_run_prompts.py",
     "batchbound run prompts.jsonl --model MODEL --slots 16": "cli/test_run_prompts.py",
+    "batchbound verify mine.json": "cli/test_replay.py",
     "batchbound verify ONE.trace.jsonl --same-as OTHER.trace.jsonl": "cli/test_repeatable.py",
 }
 COMMANDS = [
