@@ -312,8 +312,8 @@ def search_ruin() -> None:
     """Draw ruin and recreate: requests near one step leave and are inserted again."""
     canvas = Canvas(720, 180, "Ruin and recreate")
     canvas.text(20, 24, "ruin and recreate: requests near one step leave; each returns where it fits best")
-    before = ((0, 0, 8), (0, 9, 5), (1, 0, 5), (1, 6, 9), (2, 0, 11), (2, 11, 4))
-    after = ((0, 0, 8), (0, 8, 4), (1, 0, 5), (1, 5, 9), (2, 0, 11), (0, 0, 0))
+    before = ((0, 0, 8), (0, 9, 5), (1, 0, 5), (1, 6, 9), (2, 0, 9), (2, 11, 4))
+    after = ((0, 0, 8), (0, 8, 4), (1, 0, 5), (1, 5, 9), (2, 0, 9), (0, 0, 0))
     for left, rows, gone in ((60, before, {1, 3, 5}), (440, after, {1, 3})):
         for k, (row, start, length) in enumerate(rows):
             if length:
@@ -322,7 +322,7 @@ def search_ruin() -> None:
         canvas.line((left, 148), (left + 16 * 15, 148), colour=LINE)
         for row in range(3):
             canvas.text(left - 8, 68 + 30 * row, f"slot {row}", GREY, "end", 12)
-    canvas.box(440 + 16 * 11, 112, 16 * 5, 24, PALE)
+    canvas.box(440 + 16 * 9, 112, 16 * 5, 24, PALE)
     canvas.arrow(338, 94, 376, 94)
     canvas.text(60, 168, "pale: removed", GREY, size=12)
     canvas.text(700, 168, "pale: inserted where slots, memory and cap allow it", GREY, "end", 12)
