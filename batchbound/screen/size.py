@@ -114,7 +114,8 @@ def _impossible(sizing: Sizing) -> Iterator[str]:
         yield f"{'impossible, proven' if proven else 'too few, with such lengths'}: {few}: {least}"
     if sizing.impossible:
         yield "  at the stated rates, whatever the settings; assuming: one token a sequence and"
-        yield "  iteration, KV cache as the model computes, no offload, a cold prefix cache"
+        table = "" if sizing.pooled.sendable else ",\n  prompts that share no more than the table says"
+        yield f"  iteration, KV cache as the model computes, no offload, a cold prefix cache{table}"
 
 
 def _jobs(sizing: Sizing) -> Iterator[str]:

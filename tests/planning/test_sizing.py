@@ -145,6 +145,7 @@ def test_too_few_devices_are_proven_only_where_lengths_are_known(
     screen = capsys.readouterr().out
     assert "impossible, proven: " in screen
     assert "x l4 or fewer: at least " in screen
+    assert "prompts that share no more than the table says" in screen
     known = sized("large.csv", devices=("l4",), prices=None, within=("2m",))
     (count, claim) = known.impossible["l4"]
     assert claim.seconds > 120
