@@ -69,7 +69,8 @@ class SizeOptions(PromptTable):
     prices: File | None = everyday(
         None,
         "TOML file with a table for each device: price of a device-hour, most (devices, default 64), startup"
-        " (seconds until a replica serves); for a device of your own also flops, bandwidth and memory",
+        " (seconds until a replica serves, assumed if not stated); for a device of your own also flops and"
+        " bandwidth (a second: 989e12, 3.35e12 bytes) and memory (80e9 bytes)",
     )
     lengths: str | None = everyday(None, LENGTHS, metavar="SOURCE")
     longest_completion: TokenCount | None = everyday(None, "maximum tokens of a completion, as in `plan`")
@@ -86,6 +87,13 @@ class SizeOptions(PromptTable):
     picture: File | None = everyday(None, "draw cost against finish time as .png or .svg", writes=True)
     overwrite: bool = option(False, "replace the picture if it exists", needs=("picture",))
     json: bool = option(False, "print one JSON object instead of tables")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("more", "by", "within", "devices"):
+            # One text is one value, not its letters.
+            if isinstance(value := getattr(self, name), str):
+                object.__setattr__(self, name, (value,))
 
     @property
     def files(self) -> tuple[PathText, ...]:

@@ -63,16 +63,20 @@ def _values(one: Deployment) -> dict[str, object]:
 def _lines(sizing: Sizing) -> Iterator[str]:
     rows, word = sizing.pooled.rows, sizing.pooled.word
     each = f"{rows.prompt.mean():,.0f} tokens in and {rows.output.mean():,.0f} out each"
+    yield f"{sizing.model}: {sizing.weights / 1e9:,.1f} GB of weights by {sizing.options.model}"
     yield f"{len(rows):,} requests, {each}{' at most' * (word == 'at most')}"
+    if sizing.too_long:
+        yield f"{sizing.too_long:,} of them exceed the model's {sizing.positions:,} positions: refused there"
     shared = rows.cached.sum() / rows.prompt.sum()
     yield f"{shared:.0%} of the prompts' tokens in beginnings that are computed once"
     if not sizing.pooled.counted:
         yield "prompts are counted at four bytes a token; --tokenizer counts them"
     priced = all(one.replica.offer.price is not None for one in sizing.tried)
-    head = f"{word:>9s} {'90 % interval':>18s} {'90 % sure':>9s} {'cost' if priced else 'device-h':>8s}"
+    title = "at caps" if word == "at most" else word
+    head = f"{title:>9s} {'90 % interval':>18s} {'90 % sure':>9s} {'cost' if priced else 'device-h':>8s}"
     yield f"  {'':24s} slots {head}"
     shown = sizing.kept[:_SHOWN] or ((sizing.choice,) if sizing.choice else ())
-    yield from (_row(one, "->" if one is sizing.choice else "") for one in shown)
+    yield from (_row(one, "->" if sizing.kept and one is sizing.choice else "") for one in shown)
     yield from _verdict(sizing)
     yield from _impossible(sizing)
     yield from _jobs(sizing)
@@ -113,7 +117,8 @@ def _impossible(sizing: Sizing) -> Iterator[str]:
         least = f"at least {clock_text(excess.seconds)}{of}, by {excess.limit}"
         yield f"{'impossible, proven' if proven else 'too few, with such lengths'}: {few}: {least}"
     if sizing.impossible:
-        yield "  at the stated rates, whatever the settings; assuming: one token a sequence and"
+        yield "  at the stated rates and this precision of weights, whatever the scheduler does;"
+        yield "  assuming: one token a sequence and"
         table = "" if sizing.pooled.sendable else ",\n  prompts that share no more than the table says"
         yield f"  iteration, KV cache as the model computes, no offload, a cold prefix cache{table}"
 
@@ -129,13 +134,14 @@ def _jobs(sizing: Sizing) -> Iterator[str]:
 
 
 def _replica(sizing: Sizing) -> Iterator[str]:
-    if sizing.choice is None:
+    if sizing.choice is None or not sizing.kept:
         return
     replica, replicas = sizing.choice.replica, sizing.choice.replicas
     running = replica.running(sizing.load, replicas)
     shared = sizing.load.beginnings(running)
     of = f"each of {replicas} replicas" if replicas > 1 else "the replica"
-    yield f"{of}, {replica.startup:,.0f} s after its start:"
+    assumed = "" if replica.offer.startup is not None else " (assumed; state startup in --prices)"
+    yield f"{of}, {replica.startup:,.0f} s after its start{assumed}:"
     kv = f"{replica.kv_tokens:,} tokens of KV cache, {shared:,.0f} for shared beginnings"
     yield f"  {running:,.0f} requests at a time, {kv}"
     for command in sizing.commands:

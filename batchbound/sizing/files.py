@@ -67,7 +67,7 @@ def size(options: SizeOptions) -> Sizing:
     impossible = dict(_impossible(pooled, windows, shape, offers))
     model, positions = _model_name(pooled, config, path), config.get("max_position_embeddings")
     longest = positions if isinstance(positions, int) else None
-    return Sizing(options, model, longest, pooled, windows, cheapest, impossible)
+    return Sizing(options, model, shape.weight_bytes, longest, pooled, windows, cheapest, impossible)
 
 
 def _model_name(pooled: PooledJob, config: Mapping[str, object], path: Path) -> str:

@@ -13,6 +13,10 @@ from ..options.option import PathText
 _HINT = "Write a table for each device: [h100-80gb], then price = 2.5."
 
 
+_LEAST_RATE = 1e9
+"""Least rate of a device in operations or bytes; a smaller one is in another unit."""
+
+
 @dataclass(frozen=True, slots=True)
 class Offer:
     """Device that can be had.
@@ -37,6 +41,10 @@ class Offer:
         for name in ("price", "startup"):
             if not 0 <= (getattr(self, name) or 0.0) < float("inf"):
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
+        for name, usual in (("flops", 989e12), ("bandwidth", 3.35e12), ("memory", 80e9)):
+            if 0 < (rate := getattr(self, name)) < _LEAST_RATE:
+                unit = {"flops": "operations a second", "bandwidth": "bytes a second"}.get(name, "bytes")
+                raise ValueError(f"{name} is {rate:g}; give {unit}, as {usual:g}")
         _ = self.device
 
     @property
@@ -61,6 +69,8 @@ def read_offers(names: Sequence[str], prices: PathText | None) -> tuple[Offer, .
         own = stated.keys() & {"flops", "bandwidth", "memory"}
         known = name if own else _matching(name, ROOFLINE_DEVICES, prices)
         offers[known] = record(Offer, {**stated, "name": known}, file=prices, within=name, hint=_HINT)
+    if not offers:
+        raise InputError("names no device", file=prices, hint=_HINT)
     chosen = [offers[_matching(name, offers, prices)] for name in names] or list(offers.values())
     unpriced = [offer.name for offer in chosen if offer.price is None]
     if 0 < len(unpriced) < len(chosen):

@@ -102,7 +102,7 @@ class Deployment:
 class Sizing:
     """Deployments of a model for jobs with completion windows.
 
-    model, positions: Model to serve, and its longest context; None if unknown.
+    model, weights, positions: Model to serve, bytes of its weights, and its longest context; None if unknown.
     windows: Seconds until each job's deadline.
     tried: All deployments, the cheapest first.
     impossible: For a kind of device, the most devices that are too few, and the demand that they cannot meet.
@@ -110,6 +110,7 @@ class Sizing:
 
     options: SizeOptions
     model: str
+    weights: float
     positions: int | None
     pooled: PooledJob
     windows: tuple[float, ...]
@@ -125,6 +126,12 @@ class Sizing:
     def load(self) -> Load:
         """Load of all jobs."""
         return Load.of(self.pooled.rows)
+
+    @property
+    def too_long(self) -> int:
+        """Completions that the model's positions cannot hold."""
+        rows, most = self.pooled.rows, self.positions
+        return 0 if most is None else int((rows.prompt + rows.output > most).sum())
 
     def order_on(self, deployment: Deployment) -> tuple[list[int], list[int]]:
         """Return the jobs that it keeps, in an order that keeps them, and the late ones."""

@@ -74,6 +74,30 @@ def sized(*files: str, **options: Any) -> batchbound.Sizing:
     return batchbound.size(files[0], files[1:], **stated)
 
 
+def test_a_text_is_one_window_and_not_its_letters(folder: Path) -> None:
+    assert sized("small.csv", within="1d").windows == (86400.0,)
+
+
+@pytest.mark.parametrize(
+    ("prices", "what"),
+    [("", "names no device"), ("[mine]\nflops = 989\nbandwidth = 3.35e12\nmemory = 80e9\n", "flops is 989")],
+)
+def test_prices_without_a_device_or_in_other_units_are_refused(folder: Path, prices: str, what: str) -> None:
+    (folder / "prices.toml").write_text(prices)
+    with pytest.raises(InputError, match=what):
+        sized("small.csv")
+
+
+def test_rows_beyond_the_model_s_positions_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "config.json").write_text(json.dumps(LLAMA | {"max_position_embeddings": 1000}))
+    words = ["--model", "config.json", "--prices", "prices.toml", "--within", "1d"]
+    assert main(["size", "small.csv", *words]) == 0
+    # Prompts of 100 to 499 tokens, completions of 1 to 400: none is longer than 899.
+    assert "positions" not in capsys.readouterr().out
+    assert main(["size", "large.csv", *words]) == 0
+    assert "of them exceed the model's 1,000 positions" in capsys.readouterr().out
+
+
 def test_equal_requests_take_their_tokens_over_the_slots() -> None:
     load = Load.of(Sequences(np.full(800, 10), np.full(800, 64)))
     # All at once: 64 iterations. Four at a time: 800 x 64 / 4, and a little more at the end.
