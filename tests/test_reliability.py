@@ -121,7 +121,9 @@ def test_a_plan_that_is_killed_leaves_no_temporary_folder(asked: signal.Signals,
 def test_a_run_asked_to_end_before_its_first_stage_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("batchbound.running.run_plan", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(
+        "batchbound.running.run_on_model", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM)
+    )
     assert main(["run", str(planned(tmp_path)), "--model", "tiny:llama"]) == 1
     assert "stopped: the system asked the process to end (SIGTERM)" in capsys.readouterr().err
 

@@ -65,7 +65,7 @@ def run_on_servers(
     output, trace = outputs
     is_parquet_name(output)
     errors = errors_path(output)
-    _check_urls(options.urls)
+    check_urls(options.urls)
     identity = _identity(options)
     if not overwrite and (finished := _unchanged(plan, options, outputs, run_digest(identity))) is not None:
         return finished
@@ -263,7 +263,8 @@ def _assumptions(
     return (Assumption(WHOLE_CONTEXT, "assumed"),)
 
 
-def _check_urls(urls: Sequence[str]) -> None:
+def check_urls(urls: Sequence[str]) -> None:
+    """Refuse an address that is none, or that is named twice."""
     from ..executor.server.connection import Address
 
     seen = set[tuple[str, str]]()

@@ -18,7 +18,6 @@ from ..executor.server.probe import ServerFacts
 from ..heuristics.prefixes.vllm_cache import BlockTree
 from ..heuristics.serving.in_flight import in_flight_of
 from ..heuristics.serving.release import predict
-from ..inputs import unknown_lengths
 from ..listening import note, working
 from ..options.option import takes
 from ..options.plan import USUAL_BLOCK, USUAL_BUDGET
@@ -29,6 +28,7 @@ from ..planning.mixed_job import MixedJob, read_mixed_job
 from ..planning.release import Releasable
 from ..solvers.result import Limits, Status, StoppedBy
 from ..solvers.solve import DEFAULT_SECONDS
+from .on_servers import check_urls
 
 
 @takes(ReplayOptions)
@@ -38,6 +38,9 @@ def replay(options: ReplayOptions) -> Replayed:
     It takes the options of ``batchbound replay`` as keywords.
     """
     refuse_outputs([options.output], options.overwrite, options.read_files())
+    check_urls([options.server])
+    # A mistake in the instance is told before the server is asked.
+    _ = IterationPlan.load(options.instance) if options.is_plan else _job(options, None)
     run = ForcedRun(options.server, options.model)
     with working(f"asking {options.server}"):
         facts = run.facts()
@@ -64,13 +67,8 @@ def _instance(options: ReplayOptions, facts: ServerFacts) -> IterationPlan:
             return plan
         aim = None if plan.aim is None else plan.aim.goal.objective
     else:
-        if options.slots is None:
-            raise InputError("the slots of the server are unknown", hint="Give --slots, its max_num_seqs.")
-        unit = None if metrics.prefix_caching is False else metrics.reuse_unit or 1
-        read = read_mixed_job(options.instance, unit=unit)
-        if not read.job.exact:
-            raise unknown_lengths(options.instance)
-        job, limits, aim = read.job, _limits(options, metrics, None), options.aim
+        job = _job(options, None if metrics.prefix_caching is False else metrics.reuse_unit or 1)
+        limits, aim = _limits(options, metrics, None), options.aim
     search = options.policy == SEARCH
     try:
         plan = make_iteration_plan(
@@ -83,6 +81,17 @@ def _instance(options: ReplayOptions, facts: ServerFacts) -> IterationPlan:
         hint = "Choose other limits, or another objective."
         raise InputError(str(error), file=options.instance, hint=hint) from None
     return plan if search else in_order(plan, options.policy or "first-come")
+
+
+def _job(options: ReplayOptions, unit: int | None) -> MixedJob:
+    """Return the completions of a table or a generator; the engine reuses beginnings by ``unit`` tokens."""
+    if options.slots is None:
+        raise InputError("the slots of the server are unknown", hint="Give --slots, its max_num_seqs.")
+    job = read_mixed_job(options.instance, unit=unit).job
+    if not job.exact:
+        hint = "Give a table of lengths, or a plan of `plan --for`."
+        raise InputError("the lengths of its completions are unknown", file=options.instance, hint=hint)
+    return job
 
 
 def _limits(options: ReplayOptions, metrics: ServerMetrics, planned: EngineLimits | None) -> EngineLimits:

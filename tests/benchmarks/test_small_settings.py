@@ -57,6 +57,7 @@ SMALL: dict[str, str] = {
     "small_jobs.py": "--instances 3 --seconds 0.1",
     "stage_seconds.py": "--jobs gsm8k --turns 1",
     "table3.py": "--seeds 1 --plan 0.1",
+    "tiny_completions.py": "--jobs 5",
     "tiny_instances.py": "--instances 5",
     "tiny_trees.py": "--jobs 5",
     "train_speller.py": "--steps 3 --each 1 -o speller.safetensors",
@@ -67,6 +68,7 @@ SMALL: dict[str, str] = {
 """What each script's own options make small; one with a question mark only where it is shown."""
 
 ELSEWHERE = {
+    "arena.py": "test_arena.py",
     "attack": "test_attack.py",
     "beginning_peers.py": "test_beginning_peers.py",
     "engine_peers.py": "test_engine_peers.py",

@@ -165,7 +165,7 @@ def test_a_run_that_stops_before_it_has_begun_says_why_in_a_line(
     def fails(*_: object, **__: object) -> None:
         raise RunStoppedError("the device failed")
 
-    monkeypatch.setattr("batchbound.running.run_plan", fails)
+    monkeypatch.setattr("batchbound.running.run_on_model", fails)
     assert main(command(planned[0], tmp_path)) == 1
     said = capsys.readouterr().err
     begin = "it had not begun; the same command starts it"
