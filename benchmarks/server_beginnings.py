@@ -232,7 +232,8 @@ def runs_of(part: float, options: argparse.Namespace, folder: Path, model: Path)
 def fitted(runs: list[dict[str, Any]]) -> tuple[float, float, float]:
     """Return the seconds of an iteration, a prompt token and a decode, by least relative error."""
     counts = np.array([[run["iterations"], run["prompt_tokens"], run["decodes"]] for run in runs], float)
-    seconds = np.array([run["cpu_seconds"] for run in runs])
+    # CPU time is counted in ticks of a hundredth of a second.
+    seconds = np.maximum([run["cpu_seconds"] for run in runs], 0.01)
     iteration, token, decode = nnls(counts / seconds[:, None], np.ones(len(runs)))[0].tolist()
     return iteration, token, decode
 

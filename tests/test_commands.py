@@ -35,6 +35,8 @@ ELSEWHERE = {
     "batchbound report --gantt gantt.svg": "cli/test_run.py",
     "batchbound run prompts.jsonl --model MODEL": "cli/test_run_prompts.py",
     "batchbound run prompts.jsonl --model MODEL --slots 16": "cli/test_run_prompts.py",
+    "batchbound size ROWS --model config.json --by 07:00 --devices h100,l40s"
+    " --prices FILE": "planning/test_sizing.py",
     "batchbound verify mine.json": "cli/test_replay.py",
     "batchbound verify ONE.trace.jsonl --same-as OTHER.trace.jsonl": "cli/test_repeatable.py",
 }
