@@ -1,10 +1,11 @@
 """
 Jobs whose prompts share beginnings, and jobs whose prompts do not, on our engine and on vLLM, in turns.
 
-Each engine runs in a process of its own, pinned to one core with all its threads, with one thread for
-products; one waits while the other works. Seconds are of the wall and of the processor from the first prompt
-to the last token, after loading and a short warm-up. Completions are greedy and end at an end token or at the
-cap. vLLM runs as it is installed: compiled, with its prefix cache, which is emptied before each job.
+Each engine runs in processes of its own, pinned to one core, with one thread for products; the others are
+stopped while it works. Seconds are of the wall and of the processor from the first prompt to the last token,
+after loading and a short warm-up. Completions are greedy and end at an end token or at the cap; with
+``--generate`` those of float32 are compared with ``generate`` of transformers, one prompt at a time. vLLM
+runs as it is installed: compiled, with its prefix cache, which is emptied before each job.
 
 - ``examples``: GSM8K questions with five worked examples before each; ``system``: under one system prompt of
   300 tokens; ``documents``: on documents of 220 tokens, six questions on each; ``texts``: on texts of 500
@@ -20,6 +21,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -134,12 +136,38 @@ def vllm(folder: Path, number_format: str) -> Complete:
     return complete
 
 
-WAYS: dict[str, Callable[[Path, str], Complete]] = {"batchbound": ours, "vllm": vllm}
+def generate(folder: Path, number_format: str) -> Complete:
+    """Load a model for ``generate`` of transformers."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(1)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, number_format))
+
+    def complete(job: dict[str, Any]) -> tuple[list[list[int]], dict[str, Any]]:
+        answers = []
+        for prompt in job["prompts"]:
+            ids = torch.tensor([prompt])
+            output = model.generate(
+                ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=job["cap"]
+            )
+            answers.append(output[0, len(prompt) :].tolist())
+        return answers, {}
+
+    return complete
+
+
+WAYS: dict[str, Callable[[Path, str], Complete]] = {
+    "batchbound": ours,
+    "vllm": vllm,
+    "generate": generate,
+}
 
 
 def work(way: str, folder: Path, number_format: str) -> None:
     """Complete the jobs whose files standard input names; write each result beside its job."""
     complete = WAYS[way](folder, number_format)
+    print(DONE, flush=True)
     for line in sys.stdin:
         file = Path(line.strip())
         job = json.loads(file.read_text(encoding="utf-8"))
@@ -153,7 +181,7 @@ def work(way: str, folder: Path, number_format: str) -> None:
 
 
 class Engine:
-    """A way's process, pinned to a core; it waits while another one works."""
+    """A way's processes, pinned to a core; they are stopped while another way works."""
 
     def __init__(self, way: str, python: str, core: int, model: Path, number_format: str) -> None:
         environment = dict(os.environ)
@@ -168,23 +196,32 @@ class Engine:
             stdout=subprocess.PIPE,
             text=True,
             env=environment,
+            start_new_session=True,
         )
+        self._wait_for_work()
+
+    def _wait_for_work(self) -> None:
+        """Return when the process is loaded or has ended a job; stop it."""
+        assert self._process.stdout is not None
+        # What its libraries print comes between.
+        for line in self._process.stdout:
+            if line.strip() == DONE:
+                os.killpg(self._process.pid, signal.SIGSTOP)
+                return
+        raise RuntimeError(f"{self._way} failed with status {self._process.wait()}")
 
     def complete(self, file: Path) -> dict[str, Any]:
         """Complete a job's file."""
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
+        os.killpg(self._process.pid, signal.SIGCONT)
         print(file, file=self._process.stdin, flush=True)
-        # What its libraries print comes between.
-        for line in self._process.stdout:
-            if line.strip() == DONE:
-                result: dict[str, Any] = json.loads(file.with_suffix(".result").read_text(encoding="utf-8"))
-                return result
-        raise RuntimeError(f"{self._way} failed with status {self._process.wait()}")
+        self._wait_for_work()
+        result: dict[str, Any] = json.loads(file.with_suffix(".result").read_text(encoding="utf-8"))
+        return result
 
     def end(self) -> None:
         """End the process."""
-        self._process.kill()
+        os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
 
@@ -215,8 +252,13 @@ def compared(results: dict[str, list[Any]], job: dict[str, Any]) -> dict[str, An
     row["computed_prompt_tokens"] = own["computed_prompt_tokens"]
     if "vllm" in results:
         row["ratio"] = row["batchbound"]["cpu_seconds"] / row["vllm"]["cpu_seconds"]
+        row["wall_ratio"] = row["batchbound"]["seconds"] / row["vllm"]["seconds"]
         row["equal"] = sum(
             a == b for a, b in zip(own["answers"], results["vllm"][-1]["answers"], strict=True)
+        )
+    if "generate" in results:
+        row["equal_to_generate"] = sum(
+            a == b for a, b in zip(own["answers"], results["generate"][-1]["answers"], strict=True)
         )
     return row
 
@@ -229,6 +271,7 @@ def main() -> None:
     parser.add_argument("--vllm", help="a Python that has vLLM; without it our engine runs alone")
     parser.add_argument("--jobs", nargs="*", choices=sorted(KINDS), default=list(KINDS))
     parser.add_argument("--formats", nargs="*", default=["bfloat16", "float32"])
+    parser.add_argument("--generate", action="store_true", help="compare float32 with generate")
     parser.add_argument("--requests", type=int, help="fewer requests of each job")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--core", type=int, default=0)
@@ -260,6 +303,12 @@ def main() -> None:
                 results: dict[str, list[Any]] = {way: [] for way in engines}
                 for way, engine in islice(cycle(engines.items()), options.repeats * len(engines)):
                     results[way].append(engine.complete(file))
+                if options.generate and number_format == "float32":
+                    reference = Engine(
+                        "generate", sys.executable, options.core, options.model.resolve(), number_format
+                    )
+                    results["generate"] = [reference.complete(file)]
+                    reference.end()
                 rows.append(
                     {"job": name, "requests": count, "format": number_format} | compared(results, job)
                 )
