@@ -14,8 +14,8 @@ of the order as sent, ``fcfs`` the simulated first come, first served, which the
 ``cpu_seconds`` are those of the server's processes: on one core its seconds, whatever else runs there. The
 seconds of all runs are fitted by one cost of an iteration, a prompt token and a decoded one. Counts priced by
 it compare the ways; the table names each job's order, its ratio to the best of the four others, its
-prompt tokens over those needed, and the errors of the predictions. With ``--servers 2`` several share each
-job; iterations are then those of the busiest.
+prompt tokens over those needed, its seconds over the least, and the errors of the predictions. With
+``--servers 2`` several share each job; iterations are then those of the busiest.
 
 Run: ``python benchmarks/server_beginnings.py --vllm PATH [--model DIR [--layers N]] -o FILE``
 """
@@ -34,6 +34,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -218,10 +219,11 @@ def runs_of(part: float, options: argparse.Namespace, folder: Path, model: Path)
             )
             for k in range(options.servers)
         ]
-        for job, rows in jobs.items():
+        for (job, rows), repeat in product(jobs.items(), range(options.repeats)):
             measured = dict[tuple[Row, ...], dict[str, Any]]()
             for way in options.ways:
                 run = {"name": job.name, **asdict(job), "requests": len(rows), "blocks": blocks}
+                run |= {"repeat": repeat}
                 order = tuple(in_order(rows, way)) if way != "auto" else ()
                 if order not in measured:
                     measured[order] = measure(servers, job, rows, way, folder)
@@ -244,22 +246,37 @@ def priced(run: dict[str, Any], cost: tuple[float, float, float]) -> float:
     return float(np.dot(counts, cost))
 
 
+def run_of_median(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the repeat whose seconds are the median."""
+    return sorted(runs, key=lambda run: run["seconds"])[len(runs) // 2]
+
+
 def table(runs: list[dict[str, Any]], cost: tuple[float, float, float]) -> Iterator[str]:
-    """Yield a line for each job, and one for all predictions."""
+    """Yield a line for each job, one for all seconds, and one for all predictions."""
+    totals = np.zeros(2)
     for name in dict.fromkeys(run["name"] for run in runs):
-        ways = {run["way"]: run for run in runs if run["name"] == name}
+        repeats: dict[str, list[dict[str, Any]]] = {}
+        for run in runs:
+            if run["name"] == name:
+                repeats.setdefault(run["way"], []).append(run)
+        ways = {way: run_of_median(of_way) for way, of_way in repeats.items()}
         simple = {way: priced(run, cost) for way, run in ways.items() if way in SIMPLE}
         if "auto" not in ways or not simple:
             continue
         auto, best = ways["auto"], min(simple, key=simple.__getitem__)
         ratio, of_file = (priced(auto, cost) / simple[way] for way in (best, "file"))
+        least = min(ways[way]["seconds"] for way in simple)
+        totals += auto["seconds"], least
         needed = auto["prompt_tokens"] / auto["needed"] if auto["needed"] else float("nan")
         yield (
             f"{name:28} {'known' if auto['known'] else 'unknown':8} {ratio:6.3f} of {best:8}"
-            f" {of_file:6.3f} of file  {needed:6.3f} of needed  {auto['iterations']:5d}"
+            f" {of_file:6.3f} of file  {needed:6.3f} of needed"
+            f" {auto['seconds'] / least:6.3f} of the least seconds  {auto['iterations']:5d}"
             f" {auto['prompt_tokens']:6d}  predicted {auto['predicted']}  {auto['order']}"
             + (f"  each server {auto['each_server']}" if len(auto["each_server"]) > 1 else "")
         )
+    if totals[1]:
+        yield f"seconds: {totals[0] / totals[1]:.3f} of the least"
     errors = [abs(run["predicted"][0] / run["iterations"] - 1) for run in runs if run["predicted"][0]]
     errors += [abs(run["predicted"][1] / run["prompt_tokens"] - 1) for run in runs if run["predicted"][1]]
     if errors:
@@ -290,6 +307,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, help="of the model, from its first on")
     parser.add_argument("--dtype", default="auto", help="of the server")
     parser.add_argument("--servers", type=int, default=1, help="replicas that share each job")
+    parser.add_argument("--repeats", type=int, default=1, help="runs of each way; medians are shown")
     parser.add_argument("--nice", type=int, default=0, help="of the server")
     parser.add_argument("--scale", type=float, default=1.0, help="of the jobs' sizes")
     parser.add_argument("--kinds", nargs="*", default=list(KINDS))
