@@ -17,13 +17,13 @@ from .queues.ordered import Ordered, arrival_order, longest_first
 from .queues.preemption import PriorityPreemption
 from .queues.prefill_rules import (
     Lagrangian,
-    PacedSkiRental,
     PrefillFirst,
     PrefillRule,
     SkiRental,
     Threshold,
 )
 from .queues.queue_policy import Queue, QueuePolicy
+from .unknown_lengths.pacing import PacedPolicy
 from .unknown_lengths.registry import hidden_policy
 
 
@@ -64,6 +64,10 @@ def _policy(
     return make
 
 
+def _paced(queue: Callable[[Problem, IntArray], Queue]) -> Callable[[Problem, IntArray], Policy]:
+    return lambda problem, assignment: PacedPolicy(queue(problem, assignment), Admission(problem))
+
+
 POLICIES: Mapping[str, Entry] = {
     "adaptive-batch": Entry(
         "as many as predicted memory allows, fewer past a threshold, more again (MICO)",
@@ -75,8 +79,8 @@ POLICIES: Mapping[str, Entry] = {
         evicts=True,
     ),
     "fcfs-paced": Entry(
-        "first come, first served; prefill waits only while requests finish fast enough to share a stage",
-        _policy(_arrival, PacedSkiRental),
+        "first come, first served; prefill waits to be shared once sampled completions show that it saves",
+        _paced(_arrival),
     ),
     "fcfs-ski": Entry(
         "first come, first served, prefill by the ski-rental rule", _policy(_arrival, SkiRental)
@@ -109,7 +113,7 @@ POLICIES: Mapping[str, Entry] = {
         evicts=True,
     ),
     "lpt": Entry("longest first, prefill first", _policy(_longest, PrefillFirst)),
-    "lpt-paced": Entry("longest first, prefill as of fcfs-paced", _policy(_longest, PacedSkiRental)),
+    "lpt-paced": Entry("longest first, prefill as of fcfs-paced", _paced(_longest)),
     "lpt-ski": Entry("longest first, prefill by the ski-rental rule", _policy(_longest, SkiRental)),
     "priority": Entry(
         "most urgent first, preempting what is less urgent (BATON)",

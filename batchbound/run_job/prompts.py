@@ -262,7 +262,7 @@ def _expectation(plan: Plan, records: Sequence[PromptRecord]) -> str:
         elif kinds := int(kinds_of(records).max(initial=0)):
             order = f"{kinds + 1} kinds of prompts, longer ones first once it saves"
         else:
-            order = "first come, first served: no order helps yet"
+            order = "file order; prefill waits to be shared only once completions show that it saves"
         return f"{text}, lengths unknown: {order}{_worth(plan)}"
     if plan.provenance.assumes_costs:
         return f"{text}, lengths known, costs assumed until this run measures them"

@@ -154,11 +154,20 @@ class PacedSkiRental:
         if opportunity.full or joining == opportunity.unstarted or not opportunity.pace:
             return 0
         saved, idle_slot = opportunity.saving(problem.cost), problem.cost.decode_base / problem.slots
-        # Average cost of an opening for each request: least where n (n + 1) idle_slot = 2 pace saved.
-        if joining * (joining + 1) * idle_slot >= 2 * self.caution * opportunity.pace * saved:
+        if not saved:
             return 0
-        bearable = self.patience * saved / idle_slot if idle_slot else math.inf
-        return steps_to_wait(bearable, opportunity.idle, joining)
+        worth = saved / idle_slot if idle_slot else math.inf
+        return self.steps(joining, opportunity.idle, opportunity.pace, worth)
+
+    def steps(self, joining: int, idle: float, pace: float, worth: float) -> int:
+        """Return the decode steps before the stage; 0 starts it.
+
+        worth: Idle slot-steps that cost as much as opening a stage.
+        """
+        # Average cost of an opening for each request: least where n (n + 1) = 2 pace worth.
+        if joining * (joining + 1) >= 2 * self.caution * pace * worth:
+            return 0
+        return steps_to_wait(self.patience * worth, idle, joining)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ...data.arrays import FloatArray, IntArray
+from ...data.arrays import IntArray
 from ...data.problem import Problem
 from ..policy import State
 from ..queues.admission import Admission
 from ..queues.ordered import Ordered, arrival_order, longest_first
-from ..queues.prefill_rules import PacedSkiRental
 from ..queues.queue_policy import QueuePolicy
+from .pacing import PacedPolicy
+from .seen_lengths import SeenLengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +128,12 @@ class LearntKinds:
         self._follows = mean > enough
         return self._longest_kinds(waiting, lengths) if self._follows else waiting
 
-    def _lengths(self, seen: IntArray, now: Progress) -> list[_Lengths]:
+    def _lengths(self, seen: IntArray, now: Progress) -> list[SeenLengths]:
         """Return each kind's lengths; rare kinds use those of all."""
 
-        def lengths(chosen: IntArray) -> _Lengths:
+        def lengths(chosen: IntArray) -> SeenLengths:
             cap = float(self._cap[chosen].mean()) if len(chosen) else 1.0
-            return _Lengths.seen(now.reached[chosen], now.ended[chosen], cap)
+            return SeenLengths.of(now.reached[chosen], now.ended[chosen], cap)
 
         distributions = []
         for kind in range(int(self._kind.max()) + 1):
@@ -140,12 +141,12 @@ class LearntKinds:
             distributions.append(lengths(members if len(members) >= self._params.fewest else seen))
         return distributions
 
-    def _longest_kinds(self, waiting: IntArray, lengths: list[_Lengths]) -> IntArray:
+    def _longest_kinds(self, waiting: IntArray, lengths: list[SeenLengths]) -> IntArray:
         mean = np.array([kind.mean for kind in lengths])
         return waiting[np.argsort(-mean[self._kind[waiting]], kind="stable")]
 
     def _saved(
-        self, waiting: IntArray, order: IntArray, lengths: list[_Lengths], now: Progress
+        self, waiting: IntArray, order: IntArray, lengths: list[SeenLengths], now: Progress
     ) -> list[float]:
         """Return the saved share of the steps left, for each sample."""
         running, savings = np.flatnonzero(now.running), []
@@ -208,7 +209,7 @@ class KindOrder:
 def by_kinds(problem: Problem, kind: IntArray, cap: IntArray, *, longest_cap_first: bool) -> QueuePolicy:
     """Return a fresh policy by kinds, initially by caps or by arrival."""
     order = longest_first(problem) if longest_cap_first else arrival_order(problem)
-    return QueuePolicy(KindOrder(problem, order, kind, cap), PacedSkiRental(), Admission(problem))
+    return PacedPolicy(KindOrder(problem, order, kind, cap), Admission(problem))
 
 
 def _place_in_kind(order: IntArray, kind: IntArray) -> IntArray:
@@ -262,42 +263,3 @@ def worth_of_lengths(problem: Problem, samples: int = 8, seed: int = 0) -> float
         bound = max(steps.sum() / problem.slots, steps.max())
         saved.append(1 - bound / file_order if file_order else 0.0)
     return float(np.mean(saved))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Lengths:
-    """Kaplan-Meier distribution of lengths; running completions may become longer.
-
-    at: Lengths, ascending; the last one is the mean of all lengths beyond those seen.
-    below: Probability of each length or a shorter one.
-    """
-
-    at: FloatArray
-    below: FloatArray
-
-    @classmethod
-    def seen(cls, lengths: IntArray, ended: npt.NDArray[np.bool_], cap: float) -> _Lengths:
-        """Return the distribution of ended and running completions."""
-        order = np.lexsort((~ended, lengths))
-        at, last = lengths[order].astype(np.float64), ended[order]
-        surviving = np.cumprod(1 - last / np.arange(len(at), 0, -1))
-        longest = float(at[-1]) if len(at) else 1.0
-        # Nothing is known between the longest and the cap.
-        return cls(np.append(at, (longest + max(cap, longest)) / 2), np.append(1 - surviving, 1.0))
-
-    @property
-    def mean(self) -> float:
-        return float(np.diff(self.below, prepend=0.0) @ self.at)
-
-    def sample(self, rng: np.random.Generator, reached: FloatArray) -> FloatArray:
-        """Return a length beyond each of those reached."""
-        first = np.searchsorted(self.at, reached, side="right")
-        lowest = np.where(first > 0, self.below[np.maximum(first - 1, 0)], 0.0)
-        share = lowest + rng.random(len(reached)) * (1 - lowest)
-        at = np.minimum(np.searchsorted(self.below, share), len(self.at) - 1)
-        longest = self.at[-2] if len(self.at) > 1 else 0.0
-        # Equal lengths would fill the slots evenly, so that no order could save anything.
-        beyond_seen = longest + 2 * (self.at[-1] - longest) * rng.random(len(reached))
-        lengths = np.where(at == len(self.at) - 1, beyond_seen, self.at[at])
-        beyond: FloatArray = np.maximum(lengths, reached + 1)
-        return beyond

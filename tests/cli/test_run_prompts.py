@@ -82,7 +82,13 @@ def test_equal_caps_order_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[
     lines = [{"custom_id": f"r{i}", "body": {"prompt": "Count. " * i, "max_tokens": 4}} for i in (3, 1, 2)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert run(path, "--slots", "1") == 0
-    assert capsys.readouterr().err.splitlines()[0].endswith("first come, first served: no order helps yet")
+    assert (
+        capsys.readouterr()
+        .err.splitlines()[0]
+        .endswith(
+            "lengths unknown: file order; prefill waits to be shared only once completions show that it saves"
+        )
+    )
     trace = Trace.load(tmp_path / "trace.jsonl")
     assert trace.finished.tolist() == sorted(trace.finished.tolist()), "in the order of the file"
 
