@@ -334,9 +334,8 @@ def _check(kernels: HostKernels, dtype: torch.dtype) -> None:
         if not agree(got, masked(query, held)):
             raise UnfitError(f"attention in {dtype} is wrong")
     if ("product", dtype) in kernels._functions:
-        weight = random(37, 40)
-        for rows in (1, 9):
-            inputs = random(rows, 40).float()
+        for rows, size in ((1, 40), (9, 64)):
+            weight, inputs = random(37, size), random(rows, size).float()
             expected, halves = inputs @ weight.float().T, kernels.pack(weight.bfloat16())
             own = [kernels.product(inputs, weight, None)]
             if dtype is torch.bfloat16:

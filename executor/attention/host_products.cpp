@@ -6,7 +6,7 @@
 //
 // Halves are packed bfloat16 weights, or float32 weights whose lower 16 bits are zero, as those of a bfloat16
 // checkpoint: panels of WIDE vectors of outputs, in which a word holds the weights of two inputs. A shift or a mask
-// widens them exactly, and decode steps read half the bytes.
+// widens them exactly, and decode steps read half the bytes. Tiles of AMX read the same order.
 
 #include <algorithm>
 #include <cstdint>
@@ -14,6 +14,13 @@
 #include <vector>
 
 #include "host_tile.hpp"
+
+#if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#define TILES
+#endif
 
 namespace {
 
@@ -169,9 +176,128 @@ void halves_tile(const float* inputs, const uint32_t* panel, int64_t pairs, cons
     }
 }
 
+#ifdef TILES
+constexpr int64_t SIDE = 16, DEEP = 32;  // rows of a tile, and bfloat16 numbers of a row
+template <typename T>
+constexpr int64_t TILE_ROWS = 256 / sizeof(T) * 2;  // turned into tiles at a time: they stay in the second cache
+
+// Linux gives the tiles' registers to programs that ask.
+const bool tiles_granted = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+
+// A float is the sum of three bfloat16 numbers: products of its parts with bfloat16 weights are exact.
+template <typename T>
+constexpr int PARTS = 3;
+template <>
+constexpr int PARTS<bf16> = 1;
+
+inline void parts_of(const float* row, uint16_t* tile, int64_t step) {
+    for (int64_t i = 0; i < DEEP; i += LANES) {
+        vec<float> left = load(row + i);
+        for (int part = 0; part < PARTS<float>; part++) {
+            words bits;
+            std::memcpy(&bits, &left, sizeof bits);
+            const halves high = __builtin_convertvector(bits >> 16, halves);
+            std::memcpy(tile + part * step + i, &high, sizeof high);
+            left -= as_floats(bits & 0xffff0000u);
+        }
+    }
+}
+inline void parts_of(const bf16* row, uint16_t* tile, int64_t) { std::memcpy(tile, row, DEEP * sizeof *tile); }
+
+inline void put(vec<float> v, float* out) { std::memcpy(out, &v, sizeof v); }
+inline void put(vec<float> v, bf16* out) {
+    const __m256bh rounded = _mm512_cvtneps_pbh((__m512)v);
+    std::memcpy(out, &rounded, sizeof rounded);
+}
+
+// Two blocks of rows, or one, times a panel: sums has the shape (2 * SIDE, PANEL_OUTPUTS).
+template <typename T, bool TWO>
+inline void tile_sums(const uint16_t* first, const uint16_t* second, const uint32_t* panel, int64_t steps, float* sums) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t k = 0; k < steps; k++) {
+        const uint32_t* at = panel + k * SIDE * PANEL_OUTPUTS;
+        for (int64_t i = 0; i < SIDE * WIDE; i++) __builtin_prefetch(at + (AHEAD + i / WIDE) * PANEL_OUTPUTS + i % WIDE * LANES);
+        _tile_loadd(4, at, PANEL_OUTPUTS * 4);
+        _tile_loadd(5, at + LANES, PANEL_OUTPUTS * 4);
+        for (int part = 0; part < PARTS<T>; part++) {
+            const int64_t place = (k * PARTS<T> + part) * SIDE * DEEP;
+            _tile_loadd(6, first + place, DEEP * 2);
+            _tile_dpbf16ps(0, 6, 4);
+            _tile_dpbf16ps(1, 6, 5);
+            if (!TWO) continue;
+            _tile_loadd(7, second + place, DEEP * 2);
+            _tile_dpbf16ps(2, 7, 4);
+            _tile_dpbf16ps(3, 7, 5);
+        }
+    }
+    _tile_stored(0, sums, PANEL_OUTPUTS * 4);
+    _tile_stored(1, sums + LANES, PANEL_OUTPUTS * 4);
+    if (!TWO) return;
+    _tile_stored(2, sums + SIDE * PANEL_OUTPUTS, PANEL_OUTPUTS * 4);
+    _tile_stored(3, sums + SIDE * PANEL_OUTPUTS + LANES, PANEL_OUTPUTS * 4);
+}
+
+// As halves_product, by tiles; size is a multiple of DEEP.
+template <typename T>
+void tiles_product(const T* inputs, const uint32_t* weight, const float* bias, T* outputs, const int64_t* n) {
+    const int64_t rows = n[0], size = n[1], count = n[2], threads = n[3], steps = size / DEEP;
+    const int64_t block_size = steps * PARTS<T> * SIDE * DEEP;
+    struct alignas(64) {
+        uint8_t palette = 1, start = 0, reserved[14] = {};
+        uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+        uint8_t rows[16] = {};
+    } shape;
+    for (int t = 0; t < 8; t++) shape.rows[t] = t == 4 || t == 5 ? SIDE : std::min(SIDE, rows);
+    static thread_local std::vector<uint16_t> room;
+    room.resize((TILE_ROWS<T> / SIDE) * block_size + SIDE * DEEP);
+    uint16_t* turned = room.data();
+    for (int64_t from = 0; from < rows; from += TILE_ROWS<T>) {
+        const int64_t some = std::min(TILE_ROWS<T>, rows - from);
+        for (int64_t r = 0; r < some; r++)
+            for (int64_t k = 0; k < steps; k++)
+                parts_of(inputs + (from + r) * size + k * DEEP,
+                         turned + r / SIDE * block_size + k * PARTS<T> * SIDE * DEEP + r % SIDE * DEEP, SIDE * DEEP);
+#pragma omp parallel num_threads(threads) if (threads > 1)
+        {
+            alignas(64) float sums[2 * SIDE * PANEL_OUTPUTS];
+            // GCC 12 does not know that tiles read memory.
+            __asm__ volatile("" ::: "memory");
+            _tile_loadconfig(&shape);
+#pragma omp for schedule(static)
+            for (int64_t o = 0; o < count; o += PANEL_OUTPUTS)
+                for (int64_t r = 0; r < some; r += 2 * SIDE) {
+                    const uint16_t* first = turned + r / SIDE * block_size;
+                    const uint32_t* panel = weight + o * steps * SIDE;
+                    if (some - r > SIDE)
+                        tile_sums<T, true>(first, first + block_size, panel, steps, sums);
+                    else
+                        tile_sums<T, false>(first, first, panel, steps, sums);
+                    const int64_t wanted = std::min<int64_t>(PANEL_OUTPUTS, count - o);
+                    for (int64_t i = 0; i < std::min(2 * SIDE, some - r); i++) {
+                        T* output = outputs + (from + r + i) * count + o;
+                        const float* own = sums + i * PANEL_OUTPUTS;
+                        if (wanted == PANEL_OUTPUTS)
+                            for (int64_t j = 0; j < wanted; j += LANES)
+                                put(load(own + j) + (bias ? load(bias + o + j) : vec<float>{}), output + j);
+                        else
+                            for (int64_t j = 0; j < wanted; j++) narrow(own[j] + (bias ? bias[o + j] : 0.0f), output + j);
+                    }
+                }
+            _tile_release();
+        }
+    }
+}
+#endif
+
 template <typename T>
 void halves_product(const T* inputs, const uint32_t* weight, const float* bias, T* outputs, const int64_t* n) {
     const int64_t rows = n[0], size = n[1], count = n[2], threads = n[3], pairs = (size + 1) / 2;
+#ifdef TILES
+    if (tiles_granted && size % DEEP == 0) return tiles_product(inputs, weight, bias, outputs, n);
+#endif
     typedef void (*Tile)(const float*, const uint32_t*, int64_t, const float*, T*, int64_t, int64_t);
     static const Tile tiles[] = {
         halves_tile<T, 1>, halves_tile<T, 2>, halves_tile<T, 3>, halves_tile<T, 4>, halves_tile<T, 5>, halves_tile<T, 6>,

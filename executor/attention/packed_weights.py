@@ -23,9 +23,6 @@ from .products import fastest_products, pack, packs, product
 _LEAST_WEIGHTS = 1 << 14
 """Least weights of a layer; the call costs more in smaller ones."""
 
-_FEW_ROWS = 64
-"""Rows up to which reading weights binds; for more torch multiplies float32 weights as fast."""
-
 _MEMORY_SHARE = 0.25
 """Share of the free memory that the copies may take."""
 
@@ -35,7 +32,8 @@ class _Packed:
     """A layer and its packed weight.
 
     dtype: Number format that the weight stands for.
-    halves: The functions that multiply it if it is in bfloat16 for float32 products; None for oneDNN.
+    halves: The functions that multiply it if it is in bfloat16 for float32 sums; None for oneDNN.
+    most: Rows of inputs up to which they do.
     of: The copied contents' version.
     """
 
@@ -43,12 +41,14 @@ class _Packed:
     dtype: torch.dtype = field(init=False)
     weight: torch.Tensor = field(init=False)
     halves: HostKernels | None = field(init=False)
+    most: float = field(init=False)
     of: tuple[int, int] = field(init=False)
 
     def renew(self, dtype: torch.dtype) -> _Packed:
         """Copy the layer's weight, in a number format."""
         self.dtype, self.of, weight = dtype, _contents(self.module), self.module.weight.detach().to(dtype)
-        kernels = built() if fastest_products(weight.device, dtype).halves else None
+        self.most = fastest_products(weight.device, dtype).halves
+        kernels = built() if self.most else None
         halves = None if kernels is None else kernels.pack(weight)
         self.halves, self.weight = (None, pack(weight)) if halves is None else (kernels, halves)
         return self
@@ -66,7 +66,7 @@ class _Packed:
             self.renew(dtype)
         if self.halves is None:
             return product(inputs, self.weight, bias)
-        if inputs.dtype == own == torch.float32 and inputs.numel() > _FEW_ROWS * inputs.shape[-1]:
+        if inputs.dtype == own and inputs.numel() > self.most * inputs.shape[-1]:
             return torch.nn.functional.linear(inputs, self.module.weight, bias)
         return self.halves.times_halves(inputs, self.weight, bias, self.module.out_features)
 
@@ -77,11 +77,6 @@ class PackedWeights:
     def __init__(self, model: torch.nn.Module, *, available: Callable[[], int] = available_bytes) -> None:
         modules = _worth_packing(model, available)
         self._packed = [_Packed(module).renew(module.weight.dtype) for module in modules]
-
-    @property
-    def layers(self) -> int:
-        """Number of layers that run on packed weights."""
-        return len(self._packed)
 
     def repack(self) -> None:
         """Copy every weight again, as some changes are not counted."""
@@ -130,7 +125,7 @@ def _packable(module: Any) -> TypeGuard[torch.nn.Linear]:
 
 
 def _taken(dtype: torch.dtype) -> bool:
-    return packs(dtype) or fastest_products(torch.device("cpu"), dtype).halves
+    return packs(dtype) or fastest_products(torch.device("cpu"), dtype).halves > 0
 
 
 def _contents(module: torch.nn.Linear) -> tuple[int, int]:

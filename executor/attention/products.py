@@ -8,6 +8,7 @@ This module needs torch when it is imported.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,15 +20,18 @@ import torch
 from .functions import ATTENTION
 from .host_kernels import built
 
-_Way = TypeVar("_Way", bool, str)
+_Way = TypeVar("_Way", float, str)
 
 _USUAL = next(iter(ATTENTION))
 
 _GAIN = 1.1
 """Speed-up that justifies another way than torch's; larger chooses it less often."""
 
-_ROWS, _WEIGHTS = 16, 16
-"""Rows of a decode step, and weights of a trial."""
+_ROWS, _MANY_ROWS, _WEIGHTS = 16, 512, 16
+"""Rows of a decode step and of a prompt, and weights of a trial."""
+
+_FEW_ROWS = 64
+"""Rows up to which reading weights binds."""
 
 _REPEATS = 3
 
@@ -39,15 +43,19 @@ _ROWS_HINT = 64
 class Products:
     """The ways that were fastest in a number format.
 
-    halves: True for float32 products of our own on packed bfloat16 weights; see :meth:`HostKernels.pack`.
+    halves: Most rows of products of our own on packed bfloat16 weights, whose sums are float32; see
+        :meth:`HostKernels.pack`. Torch multiplies more rows.
     attention: Function for long prompts, of :data:`~.functions.ATTENTION`.
     """
 
-    halves: bool = False
+    halves: float = 0.0
     attention: str = _USUAL
 
     def __str__(self) -> str:
-        products = "in float32 on packed bfloat16 weights" if self.halves else "by oneDNN"
+        products = "by oneDNN"
+        if self.halves:
+            rest = "" if self.halves == math.inf else f" up to {self.halves:.0f} rows, of more by torch"
+            products = f"with float32 sums on packed bfloat16 weights{rest}"
         return f"products {products}; attention of long prompts by {self.attention}"
 
 
@@ -68,22 +76,26 @@ def _tried(dtype: torch.dtype, threads: int, clock: Callable[[], float]) -> Prod
         return torch.randn(*shape, generator=draw).bfloat16().to(dtype)
 
     kernels = built()
-    inputs, weight = random(_ROWS, 1024), random(1024, 1024)
+    inputs, many, weight = random(_ROWS, 1024), random(_MANY_ROWS, 1024), random(1024, 1024)
     halves = None if kernels is None else kernels.pack(weight)
     if kernels is None or halves is None:
         return Products()
     # More weights than the second cache holds, as a model has.
     ours, own = ([packed.clone() for _ in range(_WEIGHTS)] for packed in (halves, pack(weight)))
-    products = {
-        False: lambda: [product(inputs, packed) for packed in own],
-        True: lambda: [kernels.times_halves(inputs, packed, None, 1024) for packed in ours],
+    few = {
+        0.0: lambda: [product(inputs, packed) for packed in own],
+        math.inf: lambda: [kernels.times_halves(inputs, packed, None, 1024) for packed in ours],
+    }
+    prompts = {
+        math.inf: lambda: kernels.times_halves(many, halves, None, 1024),
+        float(_FEW_ROWS): lambda: torch.nn.functional.linear(many, weight),
     }
     query, (keys, values) = random(1, 8, 512, 64), random(2, 1, 2, 512, 64)
     ways = ATTENTION if dtype is torch.bfloat16 else [_USUAL]
     attention = {
         name: partial(ATTENTION[name], query, keys, values, window=None, scale=None) for name in ways
     }
-    return Products(_fastest(products, clock), _fastest(attention, clock))
+    return Products(_fastest(few, clock) and _fastest(prompts, clock), _fastest(attention, clock))
 
 
 def _fastest(ways: Mapping[_Way, Callable[[], object]], clock: Callable[[], float]) -> _Way:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -24,10 +25,10 @@ def two_layers(dtype: Any = torch.float32) -> Any:
 
 @pytest.mark.parametrize("rows", [1, 3, 64, 300])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("halves", [False, True])
+@pytest.mark.parametrize("halves", [0.0, 64.0, math.inf])
 @pytest.mark.parametrize("of_bfloat16", [False, True])
 def test_packed_layers_give_what_the_layers_give(
-    rows: int, dtype: Any, halves: bool, of_bfloat16: bool, monkeypatch: pytest.MonkeyPatch
+    rows: int, dtype: Any, halves: float, of_bfloat16: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packed_weights, "fastest_products", lambda *_: Products(halves))
     model = two_layers(torch.bfloat16).to(dtype) if of_bfloat16 else two_layers(dtype)
@@ -38,12 +39,12 @@ def test_packed_layers_give_what_the_layers_give(
         with packed.in_place():
             got = model(inputs)
     # With AVX2 alone oneDNN has no bfloat16.
-    assert packed.layers == (2 if packs(dtype) or halves else 0)
+    assert len(packed._packed) == (2 if packs(dtype) or halves > 0 else 0)
     assert torch.allclose(got.double(), expected.double(), atol=torch.finfo(dtype).eps * 10)
 
 
-@pytest.mark.parametrize("rows", [1, 5, 12, 13, 300])
-@pytest.mark.parametrize(("size", "count"), [(1_037, 101), (64, 32), (1, 1)])
+@pytest.mark.parametrize("rows", [1, 5, 12, 13, 33, 300])
+@pytest.mark.parametrize(("size", "count"), [(1_037, 101), (1_056, 101), (64, 32), (1, 1)])
 def test_products_on_halves_are_those_of_their_weights(rows: int, size: int, count: int) -> None:
     kernels = built()
     if kernels is None:
@@ -58,7 +59,8 @@ def test_products_on_halves_are_those_of_their_weights(rows: int, size: int, cou
     assert torch.equal(halves, same)
     expected = inputs.double() @ weight.double().T + bias
     got = kernels.times_halves(inputs, halves, bias, count)
-    torch.testing.assert_close(got.double(), expected, atol=1e-3, rtol=0)
+    # As sums of float32 products: in bfloat16 an activation alone would be off by 4e-3.
+    torch.testing.assert_close(got.double(), expected, atol=2e-4, rtol=0)
     rounded = kernels.times_halves(inputs.bfloat16(), halves, bias.bfloat16(), count)
     assert rounded.dtype == torch.bfloat16
     torch.testing.assert_close(rounded.double(), expected, atol=0.02 * float(expected.abs().max()), rtol=0)
@@ -174,7 +176,7 @@ def test_without_memory_for_a_second_copy_the_own_weights_are_read() -> None:
     size = 4 * 2 * 128 * 160
     assert packed_bytes(model, available=lambda: 4 * size) == size
     assert packed_bytes(model, available=lambda: 4 * size - 4) == 0
-    assert PackedWeights(model, available=lambda: 4 * size - 4).layers == 0
+    assert not PackedWeights(model, available=lambda: 4 * size - 4)._packed
 
 
 def test_copies_in_halves_take_no_more_memory_than_the_weights() -> None:
@@ -188,17 +190,17 @@ def test_copies_in_halves_take_no_more_memory_than_the_weights() -> None:
 
 
 def test_layers_that_cannot_be_packed_are_left_alone() -> None:
-    assert PackedWeights(two_layers(torch.float64)).layers == 0, "oneDNN has no double precision"
+    assert not PackedWeights(two_layers(torch.float64))._packed, "oneDNN has no double precision"
     hooked = two_layers()
     hooked[0].forward = lambda inputs: inputs[..., :1].expand(*inputs.shape[:-1], 160)
     packed = PackedWeights(hooked)
-    assert packed.layers == 1
+    assert len(packed._packed) == 1
     with torch.inference_mode(), packed.in_place():
         hooked(torch.randn(2, 128))
     assert "forward" in vars(hooked[0]), "what somebody put in a layer's place is there afterwards"
     with torch.inference_mode():
         uncounted = two_layers().to(torch.bfloat16).to(torch.float32)
-    assert PackedWeights(uncounted).layers == 0, "nobody could tell when they change"
+    assert not PackedWeights(uncounted)._packed, "nobody could tell when they change"
 
 
 def test_the_model_is_as_before_even_when_it_fails() -> None:
