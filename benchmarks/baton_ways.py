@@ -24,6 +24,7 @@ from batchbound.executor.kv.captured import compiled
 from batchbound.executor.kv.ragged import RaggedBatch
 from batchbound.executor.kv.store import Suspended
 from batchbound.executor.kv.window_batch import WindowBatch
+from batchbound.executor.models.families import cache_argument
 
 BASELINE = "static generate"
 COMPILED = "vector embedding, planned and compiled"
@@ -63,6 +64,7 @@ class Padded:
 
     def __init__(self, model: Any) -> None:
         self.model = model
+        self.cache_argument = cache_argument(type(model))
         self.cache: Any = DynamicCache()
         self.mask = torch.zeros(0, 0, dtype=torch.long)
         self.positions = torch.zeros(0, dtype=torch.long)
@@ -73,7 +75,7 @@ class Padded:
         positions = self.positions[:, None] + (real.cumsum(1) - 1).clamp(min=0)
         self.positions = self.positions + real.sum(1)
         logits: torch.Tensor = self.model(
-            ids, attention_mask=self.mask, position_ids=positions, past_key_values=self.cache
+            ids, attention_mask=self.mask, position_ids=positions, **{self.cache_argument: self.cache}
         ).logits
         return logits
 

@@ -29,6 +29,7 @@ from batchbound.executor.engines.device_memory import keep_freed_memory
 from batchbound.executor.kv.batch import RunningBatch
 from batchbound.executor.kv.ragged import RaggedBatch
 from batchbound.executor.kv.window_batch import WindowBatch
+from batchbound.executor.models.families import cache_argument
 from batchbound.executor.models.source import build_random
 
 NO_TOKEN = -1
@@ -78,6 +79,7 @@ class ConcatenatingBatch:
 
     def __init__(self, model: Any) -> None:
         self.model = model
+        self.cache_argument = cache_argument(type(model))
         self.cache: Any = DynamicCache()
         self.mask = torch.zeros(0, 0, dtype=torch.long)
         self.tokens = torch.zeros(0, dtype=torch.long)
@@ -90,7 +92,7 @@ class ConcatenatingBatch:
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         new: Any = DynamicCache()
         logits = self.model(
-            ids, attention_mask=mask, position_ids=positions, past_key_values=new, logits_to_keep=1
+            ids, attention_mask=mask, position_ids=positions, logits_to_keep=1, **{self.cache_argument: new}
         ).logits
         first = logits[:, -1].argmax(-1)
         wide = max(width, self.mask.shape[1])
@@ -114,7 +116,7 @@ class ConcatenatingBatch:
             self.tokens[:, None],
             attention_mask=self.mask,
             position_ids=self.positions[:, None],
-            past_key_values=self.cache,
+            **{self.cache_argument: self.cache},
         ).logits
         self.tokens = logits[:, -1].argmax(-1)
         self.positions = self.positions + 1

@@ -8,6 +8,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 import torch
+import transformers
 
 from batchbound.executor.kv.batch import RunningBatch
 from batchbound.executor.models.source import load_model
@@ -15,18 +16,18 @@ from batchbound.executor.models.tiny import FAMILIES
 
 NOT_RAGGED = {
     "bloom": "do not call",
-    "codegen": "do not call",
     "deepseek-v3": "latent attention",
     "falcon": "do not call",
     "falcon-alibi": "do not call",
     "gemma2": "scores are capped",
     "gpt-neo": "do not call",
     "gpt-oss": "sinks",
-    "gptj": "do not call",
     "mpt": "do not call",
     "stablelm": "do not call",
     "xglm": "do not call",
 }
+if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 24):
+    NOT_RAGGED |= dict.fromkeys(("codegen", "gptj"), "do not call")
 RAGGED = sorted(set(FAMILIES) - set(NOT_RAGGED))
 FAST = ("gemma3", "gpt2", "llama", "mixtral", "phi")
 """Families that stand for all in the fast tests: a window, learned positions, experts, parallel layers."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache
 
-from ..models.families import layer_windows, needs_padding_mask
+from ..models.families import cache_argument, layer_windows, needs_padding_mask
 from .fixed_products import FixedProducts, fixed_rows_of
 from .float_products import FloatProducts, settled_arithmetic
 from .functions import ATTENTION, grouped, repeats_keys
@@ -45,6 +45,7 @@ class Decoder:
         self.sliding_windows = windows
         self.windows_by_kind = dict(zip(kinds, windows, strict=True))
         self.padding_mask = needs_padding_mask(model.config)
+        self._cache_argument = cache_argument(type(model))
         self._takes_positions = _takes_positions(model)
         self._repeats_keys = repeats_keys(model)
         self._packed = PackedWeights(model) if self._wide is None and self._fixed is None else None
@@ -95,7 +96,7 @@ class Decoder:
 
         Shapes: ids, positions (sequences, tokens).
         """
-        arguments: dict[str, Any] = {"input_ids": ids, "past_key_values": cache, "use_cache": True}
+        arguments: dict[str, Any] = {"input_ids": ids, self._cache_argument: cache, "use_cache": True}
         if mask is not None:
             arguments["attention_mask"] = mask
         if self._takes_positions:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 TierName = Literal["auto", "window", "ragged"]
 TIER_NAMES: tuple[TierName, ...] = ("auto", "window", "ragged")
 
-_TESTED_RELEASES = range(17, 24)
+_TESTED_RELEASES = range(17, 25)
 """Minor releases of transformers 5 with tests of every family."""
 
 

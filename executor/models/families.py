@@ -67,6 +67,12 @@ def needs_padding_mask(config: Any) -> bool:
     return config.model_type == "bloom" or (config.model_type == "falcon" and bool(config.alibi))
 
 
+def cache_argument(model_class: Any) -> str:
+    """Return the name of a model's KV cache, as argument and in its output."""
+    # Transformers 5.24 renamed it; models that bring their own code may keep the old name.
+    return "cache" if "cache" in inspect.signature(model_class.forward).parameters else "past_key_values"
+
+
 Refusal = tuple[str, str]
 """A reason and a hint."""
 
@@ -92,7 +98,7 @@ def _not_causal(config: Any) -> Refusal | None:
     if getattr(model_class, "_is_stateful", False):
         return "it carries a recurrent state instead of a KV cache", _PLAIN_CACHE_MEND
     parameters = inspect.signature(model_class.forward).parameters
-    if not {"past_key_values", "attention_mask"} <= parameters.keys():
+    if cache_argument(model_class) not in parameters or "attention_mask" not in parameters:
         return "it does not take a key-value cache and an attention mask", _PLAIN_CACHE_MEND
     return None
 

@@ -20,6 +20,7 @@ from batchbound.data.files.disk import InputError
 from batchbound.data.files.record import plain, record
 from batchbound.data.trace import Stage, Trace
 from batchbound.executor.jobs.machine_speed import MachineSpeed
+from batchbound.executor.models.families import cache_argument
 from batchbound.executor.reports.steady_state import reached
 from batchbound.models.exegpt.whole_model_profile import whole_model_profile
 from batchbound.screen.run import say_reached
@@ -55,19 +56,20 @@ def trace_of(readings: list[float]) -> Trace:
 def test_a_reading_is_of_the_same_work_each_time(llama: Any) -> None:
     seen: list[tuple[tuple[int, ...], int]] = []
 
-    def watched(*, input_ids: Any, past_key_values: Any, use_cache: bool) -> Any:
-        held = 0 if past_key_values is None else past_key_values.get_seq_length()
-        seen.append((tuple(input_ids.shape), held))
-        return llama(input_ids=input_ids, past_key_values=past_key_values, use_cache=use_cache)
+    def watch(module: Any, _: Any, arguments: dict[str, Any]) -> None:
+        cache = arguments[cache_argument(type(module))]
+        held = 0 if cache is None else cache.get_seq_length()
+        seen.append((tuple(arguments["input_ids"].shape), held))
 
-    watched.device = llama.device  # type: ignore[attr-defined]
+    watching = llama.register_forward_pre_hook(watch, with_kwargs=True)
     ticks = (k * k / 2 for k in count())
-    speed = MachineSpeed(watched, lambda: next(ticks))
+    speed = MachineSpeed(llama, lambda: next(ticks))
     # The clock is read before and after the work.
     assert speed() == 0.5
     work = [((16, 32), 0), *(((16, 1), 32 + k) for k in range(4))]
     assert seen == work
     speed()
+    watching.remove()
     assert seen == 2 * work
 
 

@@ -91,7 +91,7 @@ def test_a_layer_that_asks_for_more_than_products_is_refused_though_no_rule_know
         RaggedBatch(model, 1, 8).prefill([0], [[1, 2, 3]])
 
 
-@pytest.mark.parametrize("family", ["gptj", "bloom", "falcon"])
+@pytest.mark.parametrize("family", ["gpt-neo", "bloom", "falcon"])
 def test_the_self_check_catches_what_no_rule_knows(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load_model(f"tiny:{family}", dtype="float64", device="cpu")
     monkeypatch.setattr(RaggedBatch, "check", lambda *_: None)
