@@ -17,10 +17,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import torch
 from engine_speed import Job, left_padded, static_generate
+from gpu_decode import compiled
 from transformers import DynamicCache
 
 from batchbound.executor.kv.batch import RunningBatch
-from batchbound.executor.kv.captured import compiled
 from batchbound.executor.kv.ragged import RaggedBatch
 from batchbound.executor.kv.store import Suspended
 from batchbound.executor.kv.window_batch import WindowBatch

@@ -30,7 +30,7 @@ from batchbound.data.workload import Workload
 from batchbound.executor.engines.huggingface import HuggingFaceEngine
 from batchbound.executor.engines.self_check import greedy_shortfall, near_tie
 from batchbound.executor.kv.batch import RunningBatch
-from batchbound.executor.kv.captured import Capture, DecodeStep, compiled, cuda_graph
+from batchbound.executor.kv.captured import Capture, DecodeStep, cuda_graph
 from batchbound.executor.kv.ragged import RaggedBatch
 from batchbound.executor.profiling.calibrate import fit_cost, fit_error
 from batchbound.executor.profiling.grid_run import grid, profile
@@ -57,11 +57,30 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 2,
     },
 }
+MOST_CASES = 64
+"""Captures of a process whose steps are compiled."""
+
 CHECKED = 4
 """Answers whose tokens are compared with the model's own."""
 
 Maker = Callable[[Any, int, int], RunningBatch]
 """Makes a batch of a model, slots and capacity."""
+
+
+def compiled(capture: Capture = cuda_graph, *, backend: str | Callable[..., Any] = "inductor") -> Capture:
+    """Return a capture that compiles the decode step first."""
+
+    def compile_and_capture(step: DecodeStep) -> DecodeStep:
+        compiled_step = torch.compile(step, fullgraph=True, dynamic=False, backend=backend)
+
+        def run() -> None:
+            # Every number of rows and every buffer is a case of its own, of the same code.
+            with torch._dynamo.config.patch(recompile_limit=MOST_CASES):
+                compiled_step()
+
+        return capture(run)
+
+    return compile_and_capture
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +203,7 @@ def measure(
         seconds.append(clock(lambda: batch.decode(decode_steps), model.device) / decode_steps)
     middle = int(np.argsort(seconds)[len(seconds) // 2])
     bound = bound_seconds(model, slots, held[middle], rate)
-    kernel = (isinstance(batch, RaggedBatch) and batch.kernel) or "sdpa"
+    kernel = (isinstance(batch, RaggedBatch) and batch._kernel) or "sdpa"
     return Point(way, slots, context, seconds[middle], bound, right, kernel)
 
 

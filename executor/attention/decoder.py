@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from transformers.cache_utils import Cache
 from ..models.families import cache_argument, layer_windows, needs_padding_mask
 from .fixed_products import FixedProducts, fixed_rows_of
 from .float_products import FloatProducts, settled_arithmetic
-from .functions import ATTENTION, grouped, repeats_keys
+from .functions import ATTENTION
 from .fused_layers import FusedLayers
 from .host_kernels import HostKernels, built
 from .packed_weights import PackedWeights
@@ -46,8 +46,7 @@ class Decoder:
         self.windows_by_kind = dict(zip(kinds, windows, strict=True))
         self.padding_mask = needs_padding_mask(model.config)
         self._cache_argument = cache_argument(type(model))
-        self._takes_positions = _takes_positions(model)
-        self._repeats_keys = repeats_keys(model)
+        self._takes_positions = "position_ids" in inspect.signature(type(model).forward).parameters
         self._packed = PackedWeights(model) if self._wide is None and self._fixed is None else None
         fastest = Products() if self._fixed else fastest_products(self.device, self.dtype)
         self.attend_long = ATTENTION[fastest.attention]
@@ -78,10 +77,6 @@ class Decoder:
         """Copy packed weights again, as the model's may have changed."""
         if self._packed is not None:
             self._packed.repack()
-
-    def decoding(self) -> AbstractContextManager[None]:
-        """Return the context for decode steps with masks from the caller."""
-        return grouped(self.model) if self._repeats_keys else nullcontext()
 
     def forward(
         self,
@@ -136,13 +131,6 @@ class Decoder:
             yield
         finally:
             handle.remove()
-
-
-def _takes_positions(model: Any) -> bool:
-    parameters = dict(inspect.signature(model.forward).parameters)
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        parameters |= inspect.signature(type(model).forward).parameters
-    return "position_ids" in parameters
 
 
 def _call_tokens(device: torch.device, weights: int, layers: int) -> float:

@@ -6,14 +6,12 @@ This module needs torch and transformers when it is imported.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from transformers import AttentionInterface
-from transformers.integrations import sdpa_attention
 
-_NAME = "batchbound_grouped_sdpa"
 _QUERY_ROWS = 128
 """Rows of a block; more compute more scores that the causal mask hides."""
 
@@ -28,36 +26,12 @@ class AttentionCall(NamedTuple):
     others: Further arguments that transformers passes.
     """
 
-    module: Any
     query: torch.Tensor
     key: torch.Tensor
     value: torch.Tensor
     mask: torch.Tensor | None
     scaling: float | None
     others: dict[str, Any]
-
-
-def grouped_attention(call: AttentionCall) -> torch.Tensor:
-    """Attend from one token per row, without repeating grouped keys.
-
-    The query heads that share a key head are taken for queries of one sequence, which is right if a
-    single token per row attends, with one mask for all heads. Anything else is left to
-    transformers. The result has shape (rows, tokens, heads, head size).
-    """
-    rows, heads, tokens, size = call.query.shape
-    if tokens != 1 or call.mask is None or call.mask.shape[1] != 1:
-        output: torch.Tensor = sdpa_attention.sdpa_attention_forward(
-            *call[:5], scaling=call.scaling, **call.others
-        )[0]
-        return output
-    output = torch.nn.functional.scaled_dot_product_attention(
-        call.query.reshape(rows, call.key.shape[1], -1, size),
-        call.key,
-        call.value,
-        attn_mask=call.mask,
-        scale=call.scaling,
-    )
-    return output.reshape(rows, 1, heads, call.value.shape[-1])
 
 
 def aligned(mask: torch.Tensor) -> torch.Tensor:
@@ -149,18 +123,6 @@ ATTENTION: Mapping[str, Callable[..., torch.Tensor]] = {
 """Functions for prompts; the first is the usual one."""
 
 
-def repeats_keys(model: Any) -> bool:
-    """Return whether transformers would repeat a model's KV heads."""
-    if hasattr(sdpa_attention, "pack_gqa") or model.config._attn_implementation != "sdpa":
-        return False
-    return any(getattr(module, "num_key_value_groups", 1) > 1 for module in model.modules())
-
-
-def grouped(model: Any) -> AbstractContextManager[None]:
-    """Let a model's layers call :func:`grouped_attention` within a context."""
-    return attending(model, _NAME, grouped_attention)
-
-
 @contextmanager
 def attending(model: Any, name: str, function: Callable[[AttentionCall], torch.Tensor]) -> Iterator[None]:
     """Let a model's layers call an attention function within a context.
@@ -169,7 +131,7 @@ def attending(model: Any, name: str, function: Callable[[AttentionCall], torch.T
     """
 
     def attention(
-        module: Any,
+        _: Any,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
@@ -183,7 +145,7 @@ def attending(model: Any, name: str, function: Callable[[AttentionCall], torch.T
             # attention rounds queries and keys to the values' format.
             query, key = (states.to(value.dtype).to(query.dtype) for states in (query, key))
             value = value.to(query.dtype)
-        return function(AttentionCall(module, query, key, value, attention_mask, scaling, others)), None
+        return function(AttentionCall(query, key, value, attention_mask, scaling, others)), None
 
     AttentionInterface.register(name, attention)
     before = model.config._attn_implementation

@@ -64,21 +64,6 @@ class FusedLayers:
         self._rotary = _rotary_of(model, kernels, dtype)
         self._gates = _gates_of(model, dtype) if model.device.type == "cpu" else []
 
-    @property
-    def norms(self) -> int:
-        """Number of norms computed in one call."""
-        return len(self._norms)
-
-    @property
-    def turns(self) -> bool:
-        """True if rotary embeddings are computed in one call."""
-        return self._rotary is not None
-
-    @property
-    def gates(self) -> int:
-        """Number of gates computed in place."""
-        return len(self._gates)
-
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Use the fused functions within a context."""

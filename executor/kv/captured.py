@@ -35,9 +35,6 @@ LAG = 2
 _ENDS = 64
 """Room for tokens that end a call."""
 
-_MOST_CASES = 64
-"""Captures of a process whose steps are compiled."""
-
 _WARM_UPS = 2
 """Decode steps before the capture, for the libraries' workspaces."""
 
@@ -67,22 +64,6 @@ def cuda_graph(step: DecodeStep) -> DecodeStep:
         if collecting:
             gc.enable()
     return graph.replay
-
-
-def compiled(capture: Capture = cuda_graph, *, backend: str | Callable[..., Any] = "inductor") -> Capture:
-    """Return a capture that compiles the decode step first."""
-
-    def compile_and_capture(step: DecodeStep) -> DecodeStep:
-        compiled_step = torch.compile(step, fullgraph=True, dynamic=False, backend=backend)
-
-        def run() -> None:
-            # Every number of rows and every buffer is a case of its own, of the same code.
-            with torch._dynamo.config.patch(recompile_limit=_MOST_CASES):
-                compiled_step()
-
-        return capture(run)
-
-    return compile_and_capture
 
 
 class CapturedSteps:

@@ -25,11 +25,6 @@ class KeptPrompt:
     layers: list[tuple[torch.Tensor, torch.Tensor]]
     logits: torch.Tensor
 
-    @property
-    def tokens(self) -> int:
-        """Number of its tokens."""
-        return int(self.layers[0][0].shape[1])
-
 
 class KeptPrompts:
     """Prompts that further requests have, up to some tokens."""
@@ -41,7 +36,7 @@ class KeptPrompts:
     @property
     def tokens(self) -> int:
         """Number of prompt tokens in the kept KV caches."""
-        return sum(kept.tokens for kept in self._kept.values())
+        return sum(kept.layers[0][0].shape[1] for kept in self._kept.values())
 
     def get(self, prompt: Prompt) -> KeptPrompt | None:
         """Return a kept prompt, or None."""

@@ -141,11 +141,6 @@ class PagedSlots(KeyValueStore):
         return len(self.lengths)
 
     @property
-    def pages_in_use(self) -> int:
-        """Pages of rows and of beginnings."""
-        return self.pages - len(self._free)
-
-    @property
     def held(self) -> Rows:
         """Places of the rows, and of their next tokens."""
         if self._shared_columns is None:

@@ -161,11 +161,6 @@ class RaggedBatch(RunningBatch):
             if done:
                 yield done, logits
 
-    @property
-    def kernel(self) -> str | None:
-        """Key of the captured steps' attention kernel, or None."""
-        return self._kernel
-
     def warm_up(self) -> None:
         """Choose the kernel and capture the decode steps."""
         if self._capture is None:

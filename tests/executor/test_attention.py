@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,34 +7,16 @@ import pytest
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="the engine extra is not installed")
 
-from batchbound.executor.attention.functions import (
-    AttentionCall,
-    attend_by_blocks,
-    attend_from_latest,
-    grouped,
-    grouped_attention,
-)
+from batchbound.executor.attention.functions import attend_by_blocks, attend_from_latest
+from batchbound.executor.kv.ragged import RaggedBatch
 from batchbound.executor.kv.window_batch import WindowBatch
 from batchbound.executor.models.source import load_model
-
-LAYER = SimpleNamespace(num_key_value_groups=3, is_causal=True)
 
 
 def repeated(query: Any, key: Any, value: Any, mask: Any, scale: float) -> Any:
     """Attention written out, with every key head repeated for its query heads."""
     key, value = (states.repeat_interleave(3, dim=1) for states in (key, value))
     return ((query @ key.transpose(-1, -2) * scale + mask).softmax(-1) @ value).transpose(1, 2)
-
-
-@pytest.mark.parametrize("tokens", [1, 4])
-def test_grouped_heads_attend_as_repeated_ones_do(tokens: int) -> None:
-    torch.manual_seed(0)
-    query = torch.randn(2, 6, tokens, 8, dtype=torch.float64)
-    key, value = torch.randn(2, 2, 2, 5, 8, dtype=torch.float64).unbind()
-    mask = torch.zeros(2, 1, tokens, 5, dtype=torch.float64)
-    mask[0, :, :, :2] = torch.finfo(torch.float64).min
-    output = grouped_attention(AttentionCall(LAYER, query, key, value, mask, 0.3, {}))
-    torch.testing.assert_close(output, repeated(query, key, value, mask, 0.3))
 
 
 @pytest.mark.parametrize("window", [None, 1, 2, 5, 6])
@@ -74,12 +55,10 @@ def test_blocks_of_products_attend_as_torchs_function_does(tokens: int, window: 
 def test_the_tokens_are_the_same_and_the_model_is_left_as_it_was(family: str) -> None:
     model = load_model(f"tiny:{family}", dtype="float64", device="cpu")
     prompts = [[1, 2, 3, 4, 5], [6, 7]]
-    plain, packed = (WindowBatch(model, slots=2, capacity=64) for _ in range(2))
+    plain, packed = WindowBatch(model, slots=2, capacity=64), RaggedBatch(model, slots=2, capacity=64)
     plain.prefill([0, 1], prompts)
     packed.prefill([0, 1], prompts)
     before = model.config._attn_implementation
-    with grouped(model):
-        assert model.config._attn_implementation != before
-        tokens = packed.decode(30)
+    tokens = packed.decode(30)
     assert model.config._attn_implementation == before
     assert tokens.tolist() == plain.decode(30).tolist()

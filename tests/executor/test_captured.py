@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("transformers", reason="the engine extra is not installed")
 
 from builders import mostly_slow
+from gpu_decode import compiled
 from tier_cases import (
     FAST,
     RAGGED,
@@ -36,7 +37,7 @@ from batchbound.executor.attention.kernels import KERNELS, Held, fastest, masked
 from batchbound.executor.engines.offloading import OffloadingBatch
 from batchbound.executor.kv import captured as captured_module
 from batchbound.executor.kv.batch import RunningBatch
-from batchbound.executor.kv.captured import DecodeStep, compiled, cuda_graph
+from batchbound.executor.kv.captured import DecodeStep, cuda_graph
 from batchbound.executor.kv.ragged import RaggedBatch
 from batchbound.executor.kv.window_batch import WindowBatch
 from batchbound.executor.models.faults import NotFiniteError, OutOfMemoryError
@@ -119,7 +120,7 @@ def test_replayed_steps_give_the_answers_of_generate_alone(family: str) -> None:
     requests = draw_requests(9, seed=1)
     batch = RaggedBatch(model, slots=5, capacity=1, capture=taped)
     assert serve(batch, requests) == answers_of_generate(family, requests)
-    assert batch.kernel == "masked sdpa"
+    assert batch._kernel == "masked sdpa"
 
 
 # That all families decode on pages, and that all are captured, is tested apart.
