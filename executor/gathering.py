@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable, Sequence
 from itertools import count
 from typing import Any
@@ -11,6 +12,7 @@ from ..data.readers.sampling import Sampling
 from .completion import Completion
 from .llm import LLM
 from .models.wrapped import copy_weights
+from .partial import Partial
 from .rollout import seed_of_call
 
 
@@ -22,6 +24,7 @@ class Gathering:
 
     engine: Engine that serves the requests, in a thread.
     seed: Seed of the first request; every request draws from its own stream.
+    seconds: Seconds of decoding so far.
     """
 
     def __init__(self, engine: LLM, *, seed: int = 0) -> None:
@@ -32,6 +35,7 @@ class Gathering:
         self._serving: asyncio.Task[None] | None = None
         self._one_at_a_time, self._open = asyncio.Lock(), asyncio.Event()
         self._open.set()
+        self.seconds = 0.0
 
     @property
     def unfinished(self) -> int:
@@ -74,10 +78,20 @@ class Gathering:
         async with self._one_at_a_time:
             copy_weights(self.engine.model, weights)
 
+    async def close(self) -> tuple[Partial, ...]:
+        """End all requests; return those that had not ended."""
+        async with self._one_at_a_time:
+            if self._serving is not None:
+                self._serving.cancel()
+                await asyncio.gather(self._serving, return_exceptions=True)
+            self._rollouts.close()
+        return self._rollouts.unfinished
+
     async def _serve(self) -> None:
         while self._waiting:
             await self._open.wait()
             async with self._one_at_a_time:
+                begun = time.perf_counter()
                 try:
                     done = await asyncio.to_thread(self._rollouts.step)
                 except Exception as error:
@@ -86,6 +100,7 @@ class Gathering:
                         if not failed.done():
                             failed.set_exception(error)
                     return
+                self.seconds += time.perf_counter() - begun
             for completion in done:
                 waiting = self._waiting.get(completion.index)
                 if waiting is not None and not waiting.done():

@@ -343,7 +343,7 @@ class RolloutSettings:
     def of(cls, trainer: object, max_tokens: int | None, stated: Mapping[str, Any]) -> RolloutSettings:
         """Read a trainer's settings; refuse values that contradict them."""
         args = getattr(trainer, "args", None)
-        theirs, longest = ({}, None) if args is None else _trainers_settings(args)
+        theirs, longest = ({}, None) if args is None else trainers_settings(args)
         for name, value in stated.items():
             own = theirs.get(name, value)
             if name != "seed" and Sampling(**{name: own}) != Sampling(**{name: value}):
@@ -358,18 +358,18 @@ class RolloutSettings:
         return cls(
             sampling,
             DEFAULT_MAX_TOKENS if most is None else most,
-            _dictionary(getattr(args, "chat_template_kwargs", None)),
+            dictionary(getattr(args, "chat_template_kwargs", None)),
             int(getattr(args, "process_index", 0)),
             int(getattr(getattr(trainer, "state", None), "global_step", 0)),
         )
 
 
-def _trainers_settings(args: Any) -> tuple[dict[str, Any], int | None]:
+def trainers_settings(args: Any) -> tuple[dict[str, Any], int | None]:
     """Return a trainer's sampling, and its most tokens."""
     settings = {name: getattr(args, name, None) for name in (*_OF_TRAINER, "seed")}
     settings["max_tokens"] = getattr(args, "max_completion_length", None)
     known = {field.name for field in fields(Sampling)} - {"n", "logprobs", "logprobs_mode"}
-    for name, value in _dictionary(getattr(args, "generation_kwargs", None)).items():
+    for name, value in dictionary(getattr(args, "generation_kwargs", None)).items():
         ours = _OTHER_NAMES.get(name, name)
         if ours not in {*known, "max_tokens"} or name == "max_tokens":
             raise ValueError(
@@ -380,10 +380,9 @@ def _trainers_settings(args: Any) -> tuple[dict[str, Any], int | None]:
     return {name: value for name, value in settings.items() if value is not None}, most
 
 
-def _dictionary(given: Any) -> dict[str, Any]:
-    if given is None:
-        return {}
-    return dict(json.loads(given) if isinstance(given, str) else given)
+def dictionary(given: Any) -> dict[str, Any]:
+    """Return a trainer's option that may be None or JSON."""
+    return dict(json.loads(given) if isinstance(given, str) else given or {})
 
 
 def refuse_other_model(trainer: Any, engine: LLM) -> None:

@@ -121,15 +121,11 @@ class RolloutEngine:
     def groups(self) -> Iterator[tuple[Completion, ...]]:
         """Yield all completions of a prompt together, once they have ended, until the engine is idle."""
         while not self.idle:
-            self._collect(self.step())
+            for completion in self.step():
+                self._members[completion.index].append(completion)
             while (group := self._take_whole()) is not None:
                 yield group
                 self._notice()
-
-    def step_groups(self) -> list[tuple[Completion, ...]]:
-        """Run some decode steps; return the groups that are whole."""
-        self._collect(self.step())
-        return list(iter(self._take_whole, None))
 
     def weights_changed(self) -> None:
         """Draw further tokens by the present weights, with a new KV cache.
@@ -152,10 +148,6 @@ class RolloutEngine:
             self._cancelled += left
             self._ended(served, self.unfinished)
             self._running = None
-
-    def _collect(self, completions: Iterable[Completion]) -> None:
-        for completion in completions:
-            self._members[completion.index].append(completion)
 
     def _take_whole(self) -> tuple[Completion, ...] | None:
         for group, members in self._members.items():

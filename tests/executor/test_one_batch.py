@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -27,10 +28,27 @@ def test_one_padded_batch_is_modelled_at_the_runs_own_pace() -> None:
     assert one_batch_seconds(problem, trace) == pytest.approx(4 * 6 * 0.5 + 8 * (1.0 + 0.25 * 4))
 
 
-def test_one_number_of_rows_tells_nothing() -> None:
-    problem = Problem(Workload.from_lengths([1, 1], [3, 3]), CostModel.paper(), 2)
+@pytest.mark.parametrize(("requests", "tells"), [(2, True), (4, False)])
+def test_one_number_of_rows_tells_only_of_itself(requests: int, tells: bool) -> None:
+    problem = Problem(Workload.from_lengths([1] * requests, [3] * requests), CostModel.paper(), 2)
     trace = execute(problem, policy_named("fcfs", problem), Simulator(problem))
-    assert one_batch_seconds(problem, trace) is None
+    seconds = one_batch_seconds(problem, trace)
+    assert seconds == (pytest.approx(trace.makespan - problem.cost.decode_seconds(2)) if tells else None)
+
+
+def test_a_step_of_more_rows_never_takes_less() -> None:
+    # Noise made the steps of fewer rows slower: 2 s for one row, 1 s for two.
+    problem = Problem(Workload.from_lengths([1, 1], [2, 3]), CostModel.paper(), 2)
+    trace = execute(problem, policy_named("fcfs", problem), Simulator(problem))
+    lengths = {"prefill": 0.0, "decode": 1.0}
+    stages, clock = [], 0.0
+    for stage in trace.stages:
+        seconds = lengths[stage.kind] * stage.decode_steps * (3 - stage.active)
+        stages.append(replace(stage, start=clock, end=clock + seconds))
+        clock += seconds
+    seconds = one_batch_seconds(problem, replace(trace, stages=tuple(stages)))
+    assert seconds is not None
+    assert 2 * 1.0 <= seconds <= 2 * 2.0
 
 
 def test_a_step_has_its_figures_in_the_trainers_log() -> None:
@@ -48,3 +66,4 @@ def test_a_step_has_its_figures_in_the_trainers_log() -> None:
     assert 0 <= logged["rollout/tail"][0] <= 1
     assert logged["rollout/above_bound"][0] >= 0
     assert np.isfinite(logged["rollout/seconds"]).all()
+    assert logged["rollout/times_one_batch"][0] > 0

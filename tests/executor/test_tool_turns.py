@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
@@ -369,3 +370,61 @@ def test_a_hung_tool_and_a_wrong_call_are_errors_that_the_model_reads(
     turns = ToolTurns(trainer, ["x"], 0.05)
     turns.next_turn(0, other).result(30)  # type: ignore[union-attr]  # it calls a tool
     assert trainer.messages[0]["content"] == "{'error': 'Tool seek not found.'}"
+
+
+@pytest.mark.parametrize(("how", "first"), [("tools", 0), ("environment_factory", 1)])
+def test_asynchronous_rollouts_call_tools_and_begin_where_the_trainer_says(
+    weights: Any, tokenizer: Any, how: str, first: int, tmp_path: Path
+) -> None:
+    from trl.experimental.async_grpo import AsyncGRPOConfig
+
+    from batchbound.executor.async_rollouts import AsyncRollouts
+
+    model = transformers.LlamaForCausalLM(weights.config)
+    model.load_state_dict(weights.state_dict())
+    config = AsyncGRPOConfig(
+        str(tmp_path),
+        num_generations=2,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=1,
+        max_staleness=1,
+        max_completion_length=80,
+        max_tool_calling_iterations=2,
+        use_cpu=True,
+        bf16=False,
+    )
+    rows = [{"prompt": [{"role": "user", "content": word}], "worth": k} for k, word in enumerate(ASKED)]
+
+    async def reward(completions: list[Any], worth: list[int], **_: Any) -> list[float | None]:
+        return [None if own == 2 else float(own) for own in worth]
+
+    rollouts = AsyncRollouts(
+        LLM(model, copy.copy(tokenizer), slots=4),
+        rows,
+        reward,
+        config,
+        **{how: [look] if how == "tools" else Library},
+    )
+    rollouts._loop_kwargs["dataset_start_index"] = first
+    rollouts.pause()
+    rollouts.send_weights(model.named_parameters())
+    rollouts.resume()
+    rollouts.update_model_version(1)
+    rollouts.start()
+    samples = [rollouts.rollout_buffer.get(timeout=120) for _ in range(6)]
+    rollouts.check_health(60.0)
+    rollouts.stop()
+    asked = [sample.prompt[0]["content"] for sample in samples]
+    assert asked == [word for word in ASKED[first:] + ASKED[:first] for _ in range(2)]
+    for word, sample in zip(asked, samples, strict=True):
+        told = [message["content"] for message in sample.completion if message["role"] == "tool"]
+        # The whole conversation is written again for each turn, so later ones may end otherwise than above.
+        assert bool(told) == (word != "third")
+        assert all(content.startswith("seen ") for content in told)
+        assert sample.advantage == 0.0
+        assert np.isnan(sample.metrics["reward"]) == (word == "third")
+        ids, own = torch.tensor(sample.input_ids)[None], sample.completion_mask[1:] == 1
+        with torch.no_grad():
+            values = model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0].numpy()
+        assert sample.old_log_probs[1:][own] == pytest.approx(values[own], abs=1e-4)
+        assert not sample.old_log_probs[1:][~own].any()

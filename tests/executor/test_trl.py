@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +19,8 @@ if find_spec("trl") is None:
     pytest.skip("the trl extra is not installed", allow_module_level=True)
 
 import runpy
+
+os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 
 from builders import mostly_slow
 
@@ -63,7 +66,6 @@ def model() -> Any:
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
@@ -232,11 +234,9 @@ def test_groups_are_no_staler_than_asked_and_each_token_is_of_its_version(
     seen: list[tuple[int, Any]] = []
 
     class Noted(AsyncRollouts):
-        def update_model_version(self, model_version: int) -> None:
-            if model_version:
-                own = self._engine.model.state_dict()
-                weights.append({name: weight.clone() for name, weight in own.items()})
-            super().update_model_version(model_version)
+        def resume(self) -> None:
+            weights.append({name: weight.clone() for name, weight in engine.model.state_dict().items()})
+            super().resume()
 
     def reward(completion_ids: list[list[int]], score: list[int], **_: Any) -> list[float]:
         odd = [sum(token % 2 for token in ids) for ids in completion_ids]
@@ -244,36 +244,30 @@ def test_groups_are_no_staler_than_asked_and_each_token_is_of_its_version(
 
     engine = LLM(transformers.AutoModelForCausalLM.from_pretrained(tmp_path), tokenizer, slots=6)
     rows = [{"prompt": prompt, "score": k + 1} for k, prompt in enumerate(PROMPTS[:4])]
-    rollouts = Noted(
-        engine,
-        rows,
-        reward,
+    config = AsyncGRPOConfig(
+        str(tmp_path / "out"),
+        max_steps=5,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=1,
         num_generations=4,
-        max_staleness=1,
-        ahead=4,
-        log=tmp_path / "steps.csv",
-        max_tokens=12,
+        max_completion_length=12,
+        temperature=0.8,
         top_k=20,
+        max_staleness=1,
+        token_budget=-1,
+        learning_rate=1e-2,
+        logging_steps=1,
+        report_to=[],
+        save_strategy="no",
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
     )
+    rollouts = Noted(engine, rows, reward, config, log=tmp_path / "steps.csv")
     trainer = AsyncGRPOTrainer(
         str(tmp_path),
         reward,
-        AsyncGRPOConfig(
-            str(tmp_path / "out"),
-            max_steps=5,
-            per_device_train_batch_size=4,
-            gradient_accumulation_steps=1,
-            num_generations=4,
-            max_staleness=1,
-            token_budget=-1,
-            learning_rate=1e-2,
-            logging_steps=1,
-            report_to=[],
-            save_strategy="no",
-            use_cpu=True,
-            bf16=False,
-            gradient_checkpointing=False,
-        ),
+        config,
         processing_class=tokenizer,
         train_dataset=datasets.Dataset.from_list(rows),
         rollout_worker=rollouts,
@@ -306,7 +300,8 @@ def test_groups_are_no_staler_than_asked_and_each_token_is_of_its_version(
         for state in weights[sample.model_version - 1 : sample.model_version + 1]:
             judge.load_state_dict(state)
             with torch.no_grad():
-                logits = judge(torch.tensor(sample.input_ids)[None]).logits[0, :-1].log_softmax(-1)
+                logits = judge(torch.tensor(sample.input_ids)[None]).logits[0, :-1]
+                logits = (logits / 0.8).log_softmax(-1)
             values.append(logits.gather(-1, torch.tensor(sample.input_ids)[1:, None])[:, 0].numpy()[own[1:]])
         apart = [abs(sample.old_log_probs[own] - one) for one in values]
         assert np.min(apart, axis=0).max() < 1e-4
