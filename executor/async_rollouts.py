@@ -236,9 +236,8 @@ class AsyncRollouts(AsyncRolloutWorker):  # type: ignore[misc]
             asyncio.run(task)
             return
         future = asyncio.run_coroutine_threadsafe(task, self._rollouts._loop)
-        while not future.done():
+        while not wait([future], timeout=1.0).done:
             self.check_health(math.inf)
-            wait([future], timeout=1.0)
         future.result()
 
     def _write_step(self) -> None:

@@ -58,7 +58,6 @@ def rollout_function(
     *,
     max_tokens: int | None = None,
     logprobs: LogprobsMode = "temperature",
-    expected_tokens: Callable[[Sequence[Prompt]], Sequence[int]] | None = None,
     on_completion: Callable[[Completion], None] | None = None,
     history: str | os.PathLike[str] | None = None,
     log: str | os.PathLike[str] | None = None,
@@ -79,15 +78,13 @@ def rollout_function(
     logprobs
         ``temperature``, over the whole vocabulary after temperature, as TRL compares with; ``processed``, of
         the truncated distribution that tokens are drawn from; or ``raw``, the model's own.
-    expected_tokens
-        Function that predicts the length of each completion, for example from the previous step; the longest
-        are served first. Without it the engine's ``policy`` decides by the lengths seen.
     on_completion
         Called with each completion as it finishes, so that rewards can be computed while others decode.
     history
         File with the lengths of each prompt's completions, created if missing and written after each call.
-        Prompts with the longest expected completions are served first. Further processes write ``FILE.1`` and
-        so on; all read each other's. ``plan --lengths history:FILE`` reads it, too.
+        Prompts with the longest expected completions are served first; without it the engine's ``policy``
+        decides by the lengths seen. Further processes write ``FILE.1`` and so on; all read each other's.
+        ``plan --lengths history:FILE`` reads it, too.
     log
         Table of each call's lengths, for example ``steps.csv``, to which calls are added. Further processes
         write ``steps.1.csv`` and so on. ``simulate steps.csv --steps step --hidden-lengths`` reads it.
@@ -119,18 +116,15 @@ def rollout_function(
     if until is not None and oversample != 1:
         raise ValueError("oversample has no effect with until: give one of them")
     check_type("engine", engine, LLM, hint="an LLM")
-    arguments = ("max_tokens", "logprobs", "expected_tokens", "history", "log", "tool_seconds", "oversample")
+    arguments = ("max_tokens", "logprobs", "history", "log", "tool_seconds", "oversample")
     refuse_unknown("rollout_function", sampling, (*arguments, "until"))
     Sampling(**sampling)
     if sampling.get("n", 1) != 1:
         raise ValueError("n has no effect here: repeat a prompt for each of its completions")
-    if history is not None and expected_tokens is not None:
-        raise ValueError("expected_tokens has no effect with history: give one of them")
     return _Rollouts(
         engine,
         max_tokens,
         {"log_probabilities": logprobs, "until": until},
-        expected_tokens,
         on_completion,
         RolloutFiles(history, log),
         tool_seconds,
@@ -188,7 +182,6 @@ class _Rollouts:
     engine: LLM
     max_tokens: int | None
     how: Mapping[str, Any]
-    expected_tokens: Callable[[Sequence[Prompt]], Sequence[int]] | None
     on_completion: Callable[[Completion], None] | None
     files: RolloutFiles
     tool_seconds: float
@@ -235,12 +228,9 @@ class _Rollouts:
         settings = RolloutSettings.of(trainer, self.max_tokens, self.sampling)
         refuse_other_model(trainer, self.engine)
         seed = seed_of_call(settings.sampling.seed or 0, settings.process, settings.step, next(self.calls))
-        if self.expected_tokens is not None:
-            expected: Sequence[int] | None = self.expected_tokens(prompts)
-        else:
-            expected = self.files.expected(prompts, settings.max_tokens)
-        sampling = replace(settings.sampling, seed=seed)
-        return settings, {**self.how, "sampling": sampling, "expected_tokens": expected}
+        expected = self.files.expected(prompts, settings.max_tokens)
+        how = {"sampling": replace(settings.sampling, seed=seed), "expected_tokens": expected}
+        return settings, {**self.how, **how}
 
     def _saw(
         self,
