@@ -162,7 +162,7 @@ class AsyncRollouts(AsyncRolloutWorker):  # type: ignore[misc]
         self._model_version_value, self._heartbeat_value = Value("i", 0), Value("d", math.inf)
         self._failed_event, self._exception_info_queue = Event(), queue.Queue[Any]()
         self._gathering, self._rows = Gathering(engine), list(rows)
-        tokenizer = copy.copy(getattr(engine.tokenizer, "transformers", engine.tokenizer))
+        tokenizer: Any = copy.copy(getattr(engine.tokenizer, "transformers", engine.tokenizer))
         if not (tools or environment_factory):
             # Nothing is parsed then, and TRL refuses most chat templates.
             tokenizer.response_template = ""

@@ -398,13 +398,8 @@ def test_asynchronous_rollouts_call_tools_and_begin_where_the_trainer_says(
     async def reward(completions: list[Any], worth: list[int], **_: Any) -> list[float | None]:
         return [None if own == 2 else float(own) for own in worth]
 
-    rollouts = AsyncRollouts(
-        LLM(model, copy.copy(tokenizer), slots=4),
-        rows,
-        reward,
-        config,
-        **{how: [look] if how == "tools" else Library},
-    )
+    given: dict[str, Any] = {how: [look] if how == "tools" else Library}
+    rollouts = AsyncRollouts(LLM(model, tokenizer, slots=4), rows, reward, config, **given)
     rollouts._loop_kwargs["dataset_start_index"] = first
     rollouts.pause()
     rollouts.send_weights(model.named_parameters())
