@@ -565,6 +565,11 @@ def main() -> None:
         claims = [claim for check in CHECKS for claim in check(seed)]
         if claims:
             wrong[seed] = claims
+            print(f"job {seed}: {claims}", file=sys.stderr, flush=True)
+        if (done := seed + 1 - options.first) % 100 == 0:
+            print(
+                f"{done} of {options.jobs} jobs, {len(wrong)} with false claims", file=sys.stderr, flush=True
+            )
         job = tiny_job(seed)
         rows = job.rows()
         area = _rows_alone(rows, job.limits, "KV")

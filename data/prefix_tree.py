@@ -15,6 +15,9 @@ from .files.record import Positive
 _TOKEN_BYTES = 3
 """Bytes of a token id in a sorting key; vocabularies have fewer than 2^24 tokens."""
 
+_PIECE_BYTES = 128 * _TOKEN_BYTES
+"""Bytes of a sorting key that are stored once; smaller ones share more and cost more each."""
+
 LEAST_KEPT = 16
 """Tokens through a node, and tokens that it saves, from which an engine keeps it."""
 
@@ -101,8 +104,8 @@ class PrefixTree:
         """Return the tree of prompts given as token ids.
 
         The prompts are sorted, and each is compared with its neighbours: a million prompts of 430 tokens take
-        about 30 CPU seconds, and 3 bytes a token plus 300 a prompt. They are read once, so an iterator over
-        arrays saves the memory of a list.
+        about 30 CPU seconds, and 3 bytes a distinct token plus 300 a prompt. They are read once, so an
+        iterator over arrays saves the memory of a list.
 
         Parameters
         ----------
@@ -114,8 +117,10 @@ class PrefixTree:
         unit
             Tokens by which the engine reuses a beginning.
         """
-        keys = [_token_bytes(ids, request) for request, ids in enumerate(token_ids)]
-        length = np.array([len(key) // _TOKEN_BYTES for key in keys], dtype=np.int64)
+        pieces = dict[bytes, bytes]()
+        keys = [_sorting_key(ids, request, pieces) for request, ids in enumerate(token_ids)]
+        del pieces
+        length = np.array([sum(map(len, key)) // _TOKEN_BYTES for key in keys], dtype=np.int64)
         order = np.array(sorted(range(len(keys)), key=keys.__getitem__), dtype=np.int64)
         number = np.zeros(len(keys), dtype=np.int64) if identities is None else numbered(identities)
         if len(number) != len(keys):
@@ -124,7 +129,7 @@ class PrefixTree:
         common = np.zeros(len(keys), dtype=np.int64)
         for place, (before, after) in enumerate(pairwise(order.tolist()), start=1):
             if number[before] == number[after]:
-                common[place] = _common_bytes(keys[before], keys[after]) // _TOKEN_BYTES
+                common[place] = _common_begin(keys[before], keys[after]) // _TOKEN_BYTES
         # Of a million prompts these are most of the memory, and the tree needs some of it.
         del keys
         return _of_sorted(order, length, common, unit)
@@ -408,6 +413,15 @@ def _has_cycle(pointers: IntArray) -> bool:
     return bool((pointers >= 0).any())
 
 
+def _sorting_key(token_ids: npt.ArrayLike, request: int, known: dict[bytes, bytes]) -> tuple[bytes, ...]:
+    """Return pieces that sort as the token ids do; whole pieces are stored once, in ``known``."""
+    text = _token_bytes(token_ids, request)
+    if len(text) <= _PIECE_BYTES:
+        return (text,)
+    pieces = [text[begin : begin + _PIECE_BYTES] for begin in range(0, len(text), _PIECE_BYTES)]
+    return (*(known.setdefault(piece, piece) for piece in pieces[:-1]), pieces[-1])
+
+
 def _token_bytes(token_ids: npt.ArrayLike, request: int) -> bytes:
     """Return bytes that sort as the token ids do."""
     ids = np.asarray(token_ids)
@@ -418,6 +432,14 @@ def _token_bytes(token_ids: npt.ArrayLike, request: int) -> bytes:
         raise ValueError(f"prompt {request} has the token id {int(wrong[0])}, which no vocabulary has")
     # The most significant byte first.
     return ids.astype(">u4").view(np.uint8).reshape(-1, 4)[:, 4 - _TOKEN_BYTES :].tobytes()
+
+
+def _common_begin(one: tuple[bytes, ...], other: tuple[bytes, ...]) -> int:
+    """Return the number of first bytes that are equal in two sorting keys."""
+    for place, (piece, another) in enumerate(zip(one, other, strict=False)):
+        if piece is not another and piece != another:
+            return place * _PIECE_BYTES + _common_bytes(piece, another)
+    return min(sum(map(len, one)), sum(map(len, other)))
 
 
 def _common_bytes(one: bytes, other: bytes) -> int:

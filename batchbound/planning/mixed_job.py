@@ -197,9 +197,13 @@ def _sent(
     if unit is None:
         return replace(job, assumptions=(COUNTS_ALL,))
     # Token ids stay on disk: as lists, a million prompts would not fit into memory.
-    of_requests = known or (request.says for request in requests)
+    of_requests = known or requests.token_ids()
     owners = _owners(requests) if requests.salted else None
-    tree = PrefixTree.of_prompts(repeated(of_requests, choices), owners, unit)
+    try:
+        tree = PrefixTree.of_prompts(repeated(of_requests, choices), owners, unit)
+    except (ValueError, OverflowError) as error:
+        what = f"its token ids make no tree ({error})"
+        raise InputError(what, file=name, hint="Correct the token ids.") from None
     return replace(job, tree=tree, assumptions=assumed_of(tree))
 
 

@@ -91,7 +91,7 @@ class ServerRequest:
     @property
     def says(self) -> Any:
         """Prompt as given: text, token ids, or messages; else the whole body."""
-        return next((self.body[name] for name in _PROMPTS if name in self.body), self.body)
+        return _prompt_of(self.body)
 
     @property
     def max_tokens(self) -> int | None:
@@ -227,6 +227,12 @@ class ServerBatch(Sequence[ServerRequest]):
             body = b'%b%b"%b":%d}' % (body[:-1], comma, _cap_name(url).encode(), self._longest)
         return Sent(url, body, choices, flags & _LOGPROBS != 0, flags & _NAMED != 0)
 
+    def token_ids(self) -> Iterator[IntArray]:
+        """Yield each request's prompt; all are token ids."""
+        for at in range(len(self)):
+            # Four times as fast as numpy makes an array of a list.
+            yield np.array(array.array("q", _prompt_of(decoded(self._text(2 * at + 1)))))
+
     def line_id(self, at: int) -> str:
         """Return the id of a request's output line, which names its row and body."""
         url = self._endpoints[self._url[at]]
@@ -245,6 +251,10 @@ class ServerBatch(Sequence[ServerRequest]):
     def _text(self, part: int) -> bytes:
         start, end = self._at[part], self._at[part + 1]
         return os.pread(self._file.fileno(), end - start, start)
+
+
+def _prompt_of(body: Mapping[str, object]) -> Any:
+    return next((body[name] for name in _PROMPTS if name in body), body)
 
 
 def _cap_name(url: str) -> str:
