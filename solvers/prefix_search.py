@@ -13,7 +13,9 @@ import numpy as np
 from ..data.arrays import IntArray
 from ..data.iterations import EngineLimits
 from ..data.prefix_tree import PrefixTree
+from ..data.readers.server_run import HELD_BACK
 from ..heuristics.prefixes.choice import Forecast, Outlook, Scenario, choose, least_seconds
+from ..heuristics.prefixes.holding import MOST_HELD
 from ..heuristics.prefixes.orders import FILE_ORDER, LONGEST_FIRST, baseline_orders, tree_orders
 from .result import Limits, StoppedBy
 
@@ -56,6 +58,7 @@ def search_tree_order(
     lengths_known: bool = True,
     enough: float = 0.0,
     together: IntArray | None = None,
+    may_hold: bool = False,
 ) -> SearchedOrder:
     """Search the order of fewest predicted seconds.
 
@@ -68,6 +71,8 @@ def search_tree_order(
         use none but caps.
     enough: Seconds of the first scenario at which the search ends.
     together: Number of each completion's request, whose completions are sent together; None if each is one.
+    may_hold: True if the client may hold requests back until they fit into the KV cache; it does so only with
+        known lengths, if requests would be preempted.
 
     Raises ValueError if a request alone exceeds the KV cache.
     """
@@ -92,6 +97,11 @@ def search_tree_order(
             break
         outlooks[name] = outlook_of(name, order)
     best = choose(outlooks)
+    if may_hold and lengths_known and len(tree) <= MOST_HELD and best.runs[0].preemptions:
+        for name, order in tree_orders(tree, output).items():
+            held = f"{name}, {HELD_BACK}"
+            outlooks[held] = forecast.held_back(held, order)
+        best = choose(outlooks)
     if not lengths_known or len(tree) < 2 or (budget.seconds is None and budget.work is None):
         return SearchedOrder(best, baselines, StoppedBy.GAVE_UP)
     search = _Search(tree, forecast, best, baselines[FILE_ORDER], least_seconds(list(outlooks.values())))
@@ -123,6 +133,7 @@ class _Search:
         rng, left = random.Random(budget.seed), budget.work
         most, stalled = _STALLED * max(*_LATE, len(self.best.order)), 0
         name, at = f"{self.best.name}, improved", self.best
+        outlook_of = self._forecast.of if self.best.after is None else self._forecast.held_back
         regret = best = at.regret(self._least)
         lengths = iter(_LATE)
         before = deque([regret] * next(lengths))
@@ -141,7 +152,7 @@ class _Search:
                         return StoppedBy.WORK
                     left -= 1
                 order = self._moves.neighbour(at.order.tolist(), rng)
-                outlook = self._forecast.of(name, np.array(order, dtype=np.int64))
+                outlook = outlook_of(name, np.array(order, dtype=np.int64))
                 found = outlook.regret(self._least)
                 if found <= max(regret, before[0]):
                     at, regret = outlook, found

@@ -221,14 +221,23 @@ def tree_release(
         part = tree if home is None else tree.select(mine)
         sent = None if request is None else request[mine]
         plans.append(
-            search_tree_order(part, scenarios, beginnings.limits, budget, lengths_known=known, together=sent)
+            search_tree_order(
+                part,
+                scenarios,
+                beginnings.limits,
+                budget,
+                lengths_known=known,
+                together=sent,
+                may_hold=servers == 1 and request is None and options.in_flight is None,
+            )
         )
         order = np.concatenate((order, mine[plans[-1].outlook.order]))
     predicted = _told(plans, beginnings, len(scenarios) // 2, remark, known=known)
     if request is not None:
         order = request[order][np.sort(_firsts(request[order]))]
         home = None if home is None else home[_firsts(request)]
-    return Release(plans[0].outlook.name, order, predicted), home
+    after = plans[0].outlook.after if servers == 1 else None
+    return Release(plans[0].outlook.name, order, predicted, after), home
 
 
 def _firsts(request: IntArray) -> IntArray:
@@ -311,7 +320,7 @@ def keep_rates(run: ServerRun, limits: EngineLimits, facts: Sequence[ServerFacts
     sequences = Sequences(run.tree.prompt_tokens, run.completion_tokens)
     job = TimedJob(sequences, np.arange(len(run)), np.zeros(len(run)), run.finished)
     try:
-        fit = fit_cached(job, run.tree, engine)
+        fit = fit_cached(job, run.tree, engine, run.sent_after)
     except ValueError:
         return None
     if fit.error is None or not fit.is_linear:

@@ -378,6 +378,7 @@ def _ordered(
     return replace(
         job,
         order=release.order,
+        after=release.after,
         slots=slots,
         in_flight=options.in_flight,
         order_name=f"{release.name}{adapts}",

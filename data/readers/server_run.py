@@ -24,6 +24,9 @@ from ..files.jsonl import json_lines
 from ..files.record import Count, Positive, plain, record
 from ..prefix_tree import PrefixTree
 
+HELD_BACK = "held back"
+"""In the name of an order whose requests are sent only once they fit into the KV cache."""
+
 _HINT = "Give the file that `batchbound run --server` wrote with --trace."
 
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
@@ -204,6 +207,14 @@ class ServerRun:
     endings: Mapping[str, object] = field(default_factory=dict)
     whole: WholeJob | None = None
     tree: PrefixTree | None = None
+
+    @property
+    def sent_after(self) -> IntArray | None:
+        """Ends of requests before each sending, shape (requests,); None unless they were held back."""
+        if HELD_BACK not in self.order:
+            return None
+        ends: IntArray = np.searchsorted(np.sort(self.finished), self.sent, side="right")
+        return ends
 
     @property
     def tokens_of_others(self) -> int:

@@ -21,6 +21,10 @@ _MOST_REQUESTS = 20_000
 """Most requests to draw; more take seconds to simulate."""
 
 
+SentOrder = tuple[str, Sequence[int], Sequence[int] | None]
+"""Name of an order, its requests, and the completions after which each is sent; None if all wait."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class CachePicture:
     """Nodes of a tree of prompts, and when each was in the cache.
@@ -40,9 +44,9 @@ class CachePicture:
         tree: PrefixTree,
         output: Sequence[int],
         limits: EngineLimits,
-        orders: Sequence[tuple[str, Sequence[int]]],
+        orders: Sequence[SentOrder],
     ) -> CachePicture | None:
-        """Simulate orders, by name; return None for a job without nodes, or one too large."""
+        """Simulate orders; return None for a job without nodes, or one too large."""
         nodes = shown_nodes(tree, limits.block_tokens).tolist()
         if not nodes or len(tree) > _MOST_REQUESTS:
             return None
@@ -51,7 +55,7 @@ class CachePicture:
             depth.append(depth[parent] + 1 if parent >= 0 else 0)
         labels = tuple(f"{int(tree.tokens[node]):,} tokens, {below[node]:,} requests" for node in nodes)
         lengths = np.asarray(output, dtype=np.int64)
-        runs = tuple(residence(name, tree, lengths, limits, order) for name, order in orders)
+        runs = tuple(residence(name, tree, lengths, limits, order, after) for name, order, after in orders)
         return cls(labels, tuple(depth[node] for node in nodes), runs)
 
     def drawn(self) -> Iterator[tuple[str, float, list[str]]]:

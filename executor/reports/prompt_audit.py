@@ -14,7 +14,7 @@ from ...data.readers.server_run import ServerRun
 from ...heuristics.prefixes.choice import UNKNOWN_RATES, Forecast, Outlook, Scenario, choose
 from ...heuristics.prefixes.engine import CachedRun
 from ...heuristics.prefixes.orders import FILE_ORDER, LONGEST_FIRST, baseline_orders, tree_orders
-from .cache_picture import CachePicture
+from .cache_picture import CachePicture, SentOrder
 
 SENT = "as sent"
 
@@ -93,9 +93,10 @@ def cache_picture(run: ServerRun, limits: EngineLimits) -> CachePicture | None:
     if run.tree is None or engine is None or run.failed.any():
         return None
     file, output = np.argsort(run.position, kind="stable"), np.maximum(run.completion_tokens, 1)
-    orders = [("first come, first served", file.tolist())]
-    if not np.array_equal(file, np.arange(len(run))):
-        orders.append(("this run's order", list(range(len(run)))))
+    after = None if run.sent_after is None else run.sent_after.tolist()
+    orders: list[SentOrder] = [("first come, first served", file.tolist(), None)]
+    if after is not None or not np.array_equal(file, np.arange(len(run))):
+        orders.append(("this run's order", range(len(run)), after))
     try:
         return CachePicture.of(run.tree, output.tolist(), engine, orders)
     except ValueError:
@@ -113,7 +114,7 @@ def engine_limits(run: ServerRun, limits: EngineLimits) -> EngineLimits | None:
 def _simulated(
     run: ServerRun, done: list[int], tree: PrefixTree, limits: EngineLimits, rates: IterationRates | None
 ) -> dict[str, CachedRun]:
-    output = np.maximum(run.completion_tokens[done], 1)
+    output, after = np.maximum(run.completion_tokens[done], 1), run.sent_after
     scenario = Scenario(output, UNKNOWN_RATES if rates is None else rates)
     try:
         forecast = Forecast(tree, [scenario], limits)
@@ -122,7 +123,7 @@ def _simulated(
     file = np.argsort(run.position[done], kind="stable")
     outlooks: dict[str, Outlook] = {
         FILE_ORDER: forecast.of(FILE_ORDER, file),
-        SENT: forecast.of(SENT, np.arange(len(tree))),
+        SENT: forecast.of(SENT, np.arange(len(tree)), None if after is None else after[done]),
     }
     orders = baseline_orders(tree, output) | tree_orders(tree, output, limits.kv_tokens)
     for name, order in orders.items():

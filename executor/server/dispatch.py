@@ -162,6 +162,7 @@ class Dispatch:
     ) -> None:
         self._patience, self._rng = params.patience, rng
         self._home: IntArray | None = None
+        self._after: IntArray | None = None
         self._on_wait = on_wait
         self._servers = [_Server(in_flight, slots, params) for _ in range(servers)]
         batch = ServerBatch.of(requests)
@@ -209,6 +210,14 @@ class Dispatch:
         home: Server of each request, shape (requests,); None for any server.
         """
         self._home = home
+
+    def send_after(self, order: IntArray, after: IntArray | None) -> None:
+        """Send each request only after a number of outcomes, or when nothing is in flight.
+
+        order: All requests of the job, those included that an earlier run completed.
+        after: Outcomes before each of them, shape (requests,); None for no wait.
+        """
+        self._after = None if after is None else after[np.argsort(order)]
 
     def due(self, now: float) -> list[tuple[int, int]]:
         """Return the pairs (request, server) to send now."""
@@ -358,9 +367,17 @@ class Dispatch:
         """Return the first request that a server may get, or None."""
         lane, from_end = self._lane_of(k)
         fresh = lane.next(from_end=from_end) if len(lane) else None
+        if fresh is not None and self._is_early(fresh):
+            fresh = None
         if self._again and (fresh is None or self._again[0][0] < self._rank[fresh]):
             return self._again[0][1]
         return fresh
+
+    def _is_early(self, request: int) -> bool:
+        """Return whether a request is to wait for more outcomes."""
+        if self._after is None or not any(server.flying for server in self._servers):
+            return False
+        return len(self._choices) - self.left < int(self._after[request])
 
     def _next_pair(self, now: float) -> tuple[int, int] | None:
         """Return the next request, and the server with the fewest completions that takes it, or None."""

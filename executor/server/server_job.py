@@ -74,6 +74,7 @@ class ServerJob:
     ca: File of certificates to trust; None for those of the system.
     waiting: Least completions beyond the slots that wait at each server, so that it admits in this order.
     home: Server of each request, shape (requests,), as long as it keeps up; None for any.
+    after: Completions after which each request of the order is sent, shape (requests,); None for no wait.
     """
 
     requests: Sequence[ServerRequest]
@@ -94,6 +95,7 @@ class ServerJob:
     ca: str | None = None
     waiting: int = 0
     home: IntArray | None = None
+    after: IntArray | None = None
 
     @property
     def flying(self) -> int:
@@ -208,6 +210,7 @@ class ServerJob:
                 on_wait=remarks.waits,
             )
             dispatch.keep_homes(self.home)
+            dispatch.send_after(order, self.after)
             if reordering is None:
                 dispatch.send_ahead()
             sender = Sender(

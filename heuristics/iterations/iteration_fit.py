@@ -147,15 +147,19 @@ def fit_iterations(job: TimedJob, limits: EngineLimits) -> IterationFit | None:
     return IterationFit(rates, _error(work, seconds), len(seconds))
 
 
-def fit_cached(job: TimedJob, tree: PrefixTree, limits: EngineLimits) -> IterationFit:
+def fit_cached(
+    job: TimedJob, tree: PrefixTree, limits: EngineLimits, after: IntArray | None = None
+) -> IterationFit:
     """Fit an iteration's seconds to the ends of requests on an engine with a prefix cache.
 
-    All requests wait at the start. Raises ValueError if a request alone exceeds the KV cache.
+    Raises ValueError if a request alone exceeds the KV cache.
 
     tree: Tree of the job's prompts, in the order they were sent.
+    after: Ends of requests before each sending, shape (requests,); None if all wait at the start.
     """
     blocks = BlockTree.of(tree, limits.block_tokens)
-    engine = TreeEngine(blocks, job.sequences.output, limits, range(len(tree)))
+    times = None if after is None else after.tolist()
+    engine = TreeEngine(blocks, job.sequences.output, limits, range(len(tree)), times)
     engine.run()
     ends = np.array(engine.ends, dtype=np.int64)
     at = np.unique(np.linspace(0, len(ends) - 1, min(len(ends), _MOST_MARKS)).astype(np.int64))

@@ -12,6 +12,7 @@ from ...data.costs.iteration_rates import IterationRates
 from ...data.iterations import TOKENS_PER_ITERATION, EngineLimits
 from ...data.prefix_tree import PrefixTree
 from .engine import CachedRun, TreeEngine
+from .holding import hold_back
 from .orders import FILE_ORDER
 from .vllm_cache import BlockTree
 
@@ -58,12 +59,15 @@ class Outlook:
 
     runs: Simulated run in each scenario.
     seconds: Its seconds in each scenario.
+    after: Completions after which each request of the order is sent, shape (requests,); None if all wait at
+        the engine.
     """
 
     name: str
     order: IntArray
     runs: tuple[CachedRun, ...]
     seconds: tuple[float, ...]
+    after: IntArray | None = None
 
     def regret(self, best: Sequence[float]) -> float:
         """Return the largest seconds over those of the best order of a scenario."""
@@ -99,18 +103,30 @@ class Forecast:
         if limits.blocks is not None and int(needed.max()) > limits.blocks * limits.block_tokens:
             raise ValueError("a request alone exceeds the KV cache")
 
-    def of(self, name: str, order: IntArray) -> Outlook:
-        """Return what an order is predicted to take."""
+    def held_back(self, name: str, order: IntArray) -> Outlook:
+        """Return the same if requests are held back until they fit, by the first scenario's lengths."""
+        return self.of(
+            name, *hold_back(self._blocks, self._scenarios[0].output, self._limits, order.tolist())
+        )
+
+    def of(self, name: str, order: IntArray, after: IntArray | None = None) -> Outlook:
+        """Return what an order is predicted to take.
+
+        after: Completions after which each request of it is sent; None if all wait at the engine.
+        """
         if self._together is not None:
             order = kept_together(order, self._together)
+        times = None if after is None else after.tolist()
         runs: dict[int, CachedRun] = {}
         for scenario in self._scenarios:
             if id(scenario.output) not in runs:
-                engine = TreeEngine(self._blocks, scenario.output, self._limits, order.tolist())
+                engine = TreeEngine(self._blocks, scenario.output, self._limits, order.tolist(), times)
                 runs[id(scenario.output)] = engine.run()
         each = tuple(runs[id(scenario.output)] for scenario in self._scenarios)
         priced = zip(each, self._scenarios, strict=True)
-        return Outlook(name, order, each, tuple(run.seconds(scenario.rates) for run, scenario in priced))
+        return Outlook(
+            name, order, each, tuple(run.seconds(scenario.rates) for run, scenario in priced), after
+        )
 
 
 def kept_together(order: IntArray, together: IntArray) -> IntArray:

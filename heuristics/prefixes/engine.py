@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ...data.arrays import IntArray
 from ...data.costs.iteration_rates import IterationRates
 from ...data.iterations import EngineLimits
+from .holding import HoldingClient
 from .leaps import EventEngine, blocks_of
 from .vllm_cache import BlockTree, VllmCache
 
@@ -43,15 +44,22 @@ class TreeEngine(EventEngine):
     """Fast engine with chunked prefill and vLLM's prefix cache.
 
     output: Tokens of each completion, at least one, shape (requests,).
-    order: Positions of the requests in order of admission; all wait at the start.
+    order: Positions of the requests in order of admission.
+    after: Completions after which the client sends each of them; None if all wait at the start.
     """
 
     def __init__(
-        self, tree: BlockTree, output: Sequence[int] | IntArray, limits: EngineLimits, order: Sequence[int]
+        self,
+        tree: BlockTree,
+        output: Sequence[int] | IntArray,
+        limits: EngineLimits,
+        order: Sequence[int],
+        after: Sequence[int] | None = None,
     ) -> None:
         prompt, lengths = tree.prompt.tolist(), list(map(int, output))
         self.cache = VllmCache(tree, blocks_of(prompt, lengths, limits), limits.block_tokens)
-        super().__init__(prompt, lengths, limits, order, self.cache)
+        client = None if after is None else HoldingClient(order, after)
+        super().__init__(prompt, lengths, limits, order if client is None else (), self.cache, client)
 
     def run(self) -> CachedRun:
         """Return the work of all requests; raise ValueError if one alone exceeds the memory."""

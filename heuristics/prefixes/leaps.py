@@ -46,6 +46,22 @@ class SentTogether:
     weight: Sequence[int]
 
 
+class Client(Protocol):
+    """Sender of requests while others run."""
+
+    def arrivals(self, finished: Sequence[int]) -> Sequence[int]:
+        """Return the requests that arrive before the next iteration, after some finished."""
+        ...
+
+    def next_arrival(self, iteration: int) -> int:
+        """Return the iteration of the next arrival that is due, or -1."""
+        ...
+
+    def passed(self, iterations: int) -> None:
+        """Note that iterations passed without an event."""
+        ...
+
+
 class Memory(Protocol):
     """Blocks of KV cache, and what they keep of earlier prompts."""
 
@@ -98,6 +114,7 @@ class EventEngine:
     prompt, output: Tokens of each request; each completion has at least one.
     order: Requests that wait at the start, in order of admission.
     memory: Blocks; None for those of the limits, without a prefix cache.
+    client: Sender of further requests; None without any.
     """
 
     def __init__(
@@ -107,12 +124,13 @@ class EventEngine:
         limits: EngineLimits,
         order: Iterable[int],
         memory: Memory | None = None,
+        client: Client | None = None,
     ) -> None:
         self._prompt, self._output = prompt, output
         self._slots = min(limits.sequences, limits.batched_tokens)
         self._budget, self._size = limits.batched_tokens, limits.block_tokens
         self._memory = memory or _Blocks(blocks_of(prompt, output, limits), self._size)
-        self._client: _Client | None = None
+        self._client = client
         self._waiting: deque[int] = deque(order)
         self._running: dict[int, None] = {}
         self._generated = [0] * len(prompt)
@@ -366,9 +384,8 @@ class LeapingEngine(EventEngine):
         lag: int = 0,
         sent: SentTogether | None = None,
     ) -> None:
-        super().__init__(prompt, output, limits, range(len(prompt)) if in_flight is None else ())
-        if in_flight is not None:
-            self._client = _Client(len(prompt), in_flight, lag, sent)
+        client = None if in_flight is None else _Client(len(prompt), in_flight, lag, sent)
+        super().__init__(prompt, output, limits, range(len(prompt)) if client is None else (), client=client)
 
     def run(self, prices: IterationPrices | None = None) -> Predicted:
         """Return the prediction for all requests."""

@@ -52,14 +52,16 @@ def residence(
     output: IntArray,
     limits: EngineLimits,
     order: Sequence[int],
+    after: Sequence[int] | None = None,
 ) -> Residence:
     """Simulate an order; return which of the shown nodes its cache has.
 
     output: Tokens of each completion, shape (requests,).
+    after: Completions after which each request of the order is sent; None if all wait at the engine.
     Raises ValueError if a request alone exceeds the KV cache.
     """
     blocks, nodes = BlockTree.of(tree, limits.block_tokens), shown_nodes(tree, limits.block_tokens)
-    engine = TreeEngine(blocks, output, limits, order)
+    engine = TreeEngine(blocks, output, limits, order, after)
     at, kept, held = [0], [np.zeros(len(nodes))], [np.zeros(len(nodes), np.bool_)]
     every = 1
     for event, iteration in enumerate(engine.events(), 1):

@@ -46,11 +46,14 @@ class Release:
 
     order: Positions of the requests, shape (requests,).
     predicted: Simulated run of the engine, or None for a job too large.
+    after: Completions after which each request of the order is sent, shape (requests,); None sends it as soon
+        as the number in flight allows.
     """
 
     name: str
     order: IntArray
     predicted: Predicted | None
+    after: IntArray | None = None
 
 
 def predict(

@@ -7,12 +7,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fake_cached_server import FakeCachedServer
 from fake_server import FakeServer
 from server_batches import run_words
 
 from batchbound.cli import main
+from batchbound.cost_cache import CostCache
+from batchbound.data.costs.iteration_rates import IterationRates
 from batchbound.data.readers.server_batch import Sent
 from batchbound.data.readers.server_run import ServerRun
 from batchbound.executor.server import sending
@@ -187,6 +190,35 @@ def test_two_servers_get_whole_documents(
     done = [sum(server.completions.values()) for server in servers]
     assert sum(done) == DOCUMENTS * QUESTIONS
     assert min(done) >= DOCUMENTS * QUESTIONS // 3
+
+
+def test_samples_of_known_length_are_held_back_where_the_cache_is_short(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sent: list[str]
+) -> None:
+    rows = []
+    for at in range(24):
+        # Up to 60 tokens below three beginnings of 20: the cache holds 140.
+        body = {"prompt": chr(65 + at % 3) * 80 + f"Why {at:4}", "max_tokens": 1 + 7 * at % 60}
+        row = {"custom_id": f"r{at}", "url": "/v1/completions", "body": body}
+        rows.append(row | {"output_tokens": body["max_tokens"]})
+    batch = tmp_path / "in.jsonl"
+    batch.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    preempted, by_order = list[int](), list[ServerRun]()
+    for words, gate in ((["--order", "file", "--in-flight", "24"], 24), ([], None)):
+        sent.clear()
+        fake = FakeCachedServer(6, gate=gate, total=24, sent=sent, blocks=35)
+        with fake:
+            dear = IterationRates(1.0, 0.0, 1.0, error=0.0)
+            CostCache.of_user().keep_server(fake.url, ("fake",), dear)
+            assert main(run_words(batch, fake, "--slots", "6", "--overwrite", *words)) == 0
+        preempted.append(fake.engine.preemptions)
+        by_order.append(ServerRun.load(tmp_path / "trace.jsonl"))
+    file, held = by_order
+    assert file.sent_after is None
+    assert held.sent_after is not None
+    assert "held back" in held.order
+    assert int((np.arange(24) - held.sent_after).max()) < 6
+    assert preempted[1] < preempted[0]
 
 
 def test_sixty_four_requests_wait_at_a_server_with_few_slots(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
+
 from batchbound.data.readers.openai_batch import COMPLETIONS
 from batchbound.data.readers.server_batch import ServerRequest
 from batchbound.executor.jobs.params import Patience, RunParams
@@ -46,6 +48,22 @@ def test_a_final_order_is_sent_further_ahead_with_the_first_replies() -> None:
         sent = len(dispatch.due(1.0))
         # Four replies bring one request more each; then 24 are in flight.
         assert sent == (2 if request < 4 else 1)
+
+
+def test_requests_held_back_wait_for_outcomes_or_for_an_idle_server() -> None:
+    dispatch = dispatch_of(6, 16)
+    dispatch.begin([1, 0, 2, 3, 4, 5], 0.0)
+    dispatch.send_after(np.array([1, 0, 2, 3, 4, 5]), np.array([0, 0, 1, 4, 4, 5]))
+    assert dispatch.due(0.0) == [(1, 0), (0, 0)]
+    dispatch.replied(0, 0, 0.0, DONE, 1.0)
+    assert dispatch.due(1.0) == [(2, 0)]
+    dispatch.replied(2, 0, 0.0, DONE, 2.0)
+    assert dispatch.due(2.0) == []
+    # Two of four awaited outcomes are there, but none is to come.
+    dispatch.replied(1, 0, 0.0, DONE, 3.0)
+    assert dispatch.due(3.0) == [(3, 0)]
+    dispatch.replied(3, 0, 0.0, DONE, 4.0)
+    assert dispatch.due(4.0) == [(4, 0)]
 
 
 def test_a_reading_before_the_requests_have_arrived_changes_nothing() -> None:
