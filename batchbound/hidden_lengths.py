@@ -38,7 +38,7 @@ def simulate_file_hidden(
 ) -> tuple[dict[str, Any], tuple[Trace, ...]]:
     """Simulate; return the figures, and the traces of a single step."""
     hidden_entry(options.policy)
-    inputs = read_inputs(options, options.workload, keep_arrivals=options.steps is None)
+    inputs = read_inputs(options, options.workload, keep_arrivals=options.steps is None, says_costs=False)
     problem = inputs.problem
     if options.swap is not None and not has_groups(problem):
         message = "--swap has no effect: preemption goes by groups, and no group has two requests"

@@ -27,7 +27,7 @@ from .data.readers.requests import JobInput, read_workload
 from .data.workload import Workload
 from .listening import note
 from .options.option import PathText
-from .options.problem import LimitOptions
+from .options.problem import LimitOptions, ProblemOptions
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,8 +106,16 @@ def read_inputs(
 
 
 def _note_uncapped(job: JobInput) -> None:
-    """Note requests of unknown length that no cap limits."""
-    free = sum(record.max_tokens is None for record in job.records)
+    """Note requests of unknown length that no cap limits, and a cap that limits none."""
+    longest, caps = job.lengths.longest, [record.max_tokens for record in job.records]
+    if (
+        job.lengths.kind == "cap"
+        and longest
+        and caps
+        and all(cap is not None and cap <= longest for cap in caps)
+    ):
+        note(f"--longest-completion {longest} has no effect: each request has a max_tokens of at most that")
+    free = sum(cap is None for cap in caps)
     if not free or job.lengths.kind != "cap" or job.lengths.longest is not None:
         return
     which = "" if free == len(job.records) else f" in {free:,} of {len(job.records):,} requests"
@@ -169,6 +177,11 @@ def _cost(
         why = "no --cost" if model is None else f"no run of {model} has kept its costs yet"
         note(f"{why}: seconds are those of a LLaMA-65B on GPUs")
     return CostModel.paper(), {"name": ASSUMED}
+
+
+def assumes_costs(options: ProblemOptions) -> bool:
+    """Return whether no cost model is stated, kept, or of the papers' own jobs."""
+    return _cost(options, options.workload, options.slots, says=False)[1]["name"] == ASSUMED
 
 
 def read_cost(path: PathText | CostModel) -> tuple[CostModel, dict[str, object]]:

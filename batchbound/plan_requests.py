@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from .data.arrays import IntArray
+from .data.files.disk import shown
 from .data.files.errors import InputError, check_type
 from .data.files.outputs import can_be_made_again, refuse_outputs
 from .data.files.sources import opened_once
@@ -16,6 +17,7 @@ from .data.lengths.prediction_error import parse_prediction_error
 from .data.objective import Objective
 from .data.plan import Plan, Provenance
 from .data.problem import Problem
+from .data.readers.openai_batch import model_names, other_model
 from .data.workload import LONGEST
 from .inputs import Inputs, provenance_of, read_inputs, unknown_lengths
 from .judging import calibration_of
@@ -125,6 +127,11 @@ def _read(options: PlanOptions) -> Inputs:
         note("arrival times are ignored: a plan has every request at the start")
     if options.tokenizer is None and options.model is None and inputs.job.records:
         note("such a plan runs on no model with a tokenizer of its own: plan with --model MODEL to run it")
+    if options.model is not None:
+        other = other_model(inputs.job.records or (), model_names(options.model))
+        if other is not None:
+            where = f"{options.workload}, line {other.line}, field 'body.model'"
+            note(f"{where}: {shown(other.model)} is not {options.model}: run the plan with --any-model")
     return inputs
 
 

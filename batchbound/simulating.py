@@ -23,7 +23,7 @@ from .heuristics.registry import POLICIES, policy_named
 from .heuristics.simulate import simulate as simulate_problem
 from .heuristics.simulator import KEEPS_KV
 from .hidden_lengths import simulate_file_hidden
-from .inputs import read_inputs
+from .inputs import assumes_costs, read_inputs
 from .judging import report as report_of
 from .listening import working
 from .models.bounds.fleet import fleet_bound
@@ -37,10 +37,14 @@ from .run_job.outputs import trace_paths
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """A simulation: its report, or the figures of hidden lengths, and the traces."""
+    """A simulation: its report, or the figures of hidden lengths, and the traces.
+
+    assumes_costs: True if no costs were stated or kept, so that seconds are of no engine.
+    """
 
     report: Report | dict[str, Any]
     traces: tuple[Trace, ...]
+    assumes_costs: bool = False
 
 
 @takes(SimulateOptions)
@@ -53,7 +57,7 @@ def simulate_file(options: SimulateOptions) -> Simulation:
     with working("simulating") as tell:
         if options.hidden_lengths:
             _check_traces(options, 1)
-            simulation = Simulation(*simulate_file_hidden(options, tell))
+            simulation = Simulation(*simulate_file_hidden(options, tell), assumes_costs(options))
         elif options.plan is not None:
             simulation = _followed(options, options.plan)
         elif options.replicas is not None:
@@ -81,7 +85,7 @@ def _check_traces(options: SimulateOptions, replicas: int) -> None:
 
 def _by_policy(options: SimulateOptions) -> Simulation:
     _check_traces(options, 1)
-    problem = read_inputs(options, options.workload, keep_arrivals=True).problem
+    problem = read_inputs(options, options.workload, keep_arrivals=True, says_costs=False).problem
     policy, assignment = options.policy or DEFAULT_POLICY, None
     if options.assignment == "optimal":
         if POLICIES[policy].assignment is None:
@@ -94,11 +98,11 @@ def _by_policy(options: SimulateOptions) -> Simulation:
         # The simulator obeys the KV capacity, so the stronger bound holds.
         seconds = max(found.run_bound or 0.0, evicting_bound(problem).seconds)
         found = replace(found, run_bound=seconds)
-    return Simulation(replace(found, bound_of=problem.bound_of), (trace,))
+    return Simulation(replace(found, bound_of=problem.bound_of), (trace,), assumes_costs(options))
 
 
 def _by_fleet(options: SimulateOptions, replicas: str) -> Simulation:
-    inputs = read_inputs(options, options.workload, keep_arrivals=False)
+    inputs = read_inputs(options, options.workload, keep_arrivals=False, says_costs=False)
     fleet = fleet_of(inputs.problem, replicas, inputs.prompts)
     _check_traces(options, len(fleet.replicas))
     policy = options.policy or DEFAULT_POLICY
@@ -109,7 +113,7 @@ def _by_fleet(options: SimulateOptions, replicas: str) -> Simulation:
     ran = simulate_fleet(fleet, replica_of, policy=lambda problem: policy_named(policy, problem))
     report = fleet_report(fleet, ran.traces, fleet_bound(fleet), served_by=replica_of)
     report = replace(report, bound_of=inputs.problem.bound_of)
-    return Simulation(report, tuple(ran.traces))
+    return Simulation(report, tuple(ran.traces), assumes_costs(options))
 
 
 def _followed(options: SimulateOptions, plan_path: PathText) -> Simulation:

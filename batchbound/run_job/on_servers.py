@@ -20,6 +20,7 @@ from ..data.files.outputs import refuse_outputs
 from ..data.iteration_plan import IterationPlan
 from ..data.iterations import EngineLimits
 from ..data.readers.completions import is_parquet_name, output_lines, write_completions
+from ..data.readers.request_fields import near_field
 from ..data.readers.server_batch import prompt_groups
 from ..data.readers.server_metrics import ServerMetrics
 from ..data.readers.server_run import ServerCount, ServerRun, WholeJob
@@ -42,6 +43,9 @@ ServerWatching = Callable[[int, "Journal"], AbstractContextManager[Callable[[int
 _LOG = logging.getLogger(__name__)
 
 _NAMES = {"plan": PLAN, "longest": LONGEST_FIRST, "file": FILE_ORDER}
+
+_MISSPELT = 0.85
+"""Likeness to a known field from which an unknown one counts as misspelt; a smaller one names more."""
 
 _UNSTATED_BUDGET = 2048
 """Tokens per iteration if unknown: vLLM's default on most devices."""
@@ -70,6 +74,7 @@ def run_on_servers(
     if not overwrite and (finished := _unchanged(plan, options, outputs, run_digest(identity))) is not None:
         return finished
     batch = read_batch(plan, options)
+    _remark_fields(batch, options, remark)
     read = [batch.path, plan, *options.files(), journal_path(output)]
     continues = not overwrite and _continues(output, trace, run_digest(identity))
     if continues:
@@ -140,6 +145,16 @@ def run_on_servers(
         repeats=best_order and not batch.lengths_known(options) and batch.learns_from(ran),
         rates=rates,
     )
+
+
+def _remark_fields(batch: Batch, options: ServerOptions, remark: Callable[[str], None]) -> None:
+    """Tell fields that are likely misspelt, and a cap without effect."""
+    for name, line in batch.requests.fields.items():
+        if (near := near_field(name, _MISSPELT)) is not None:
+            remark(f"{batch.path}, line {line}, field 'body.{name}': sent as it is; did you mean {near}?")
+    cap = options.longest_completion
+    if cap is not None and "cut" not in options.retry and not batch.requests.uncapped:
+        remark(f"--longest-completion {cap} has no effect: each request has a cap of its own")
 
 
 def _write(

@@ -149,6 +149,7 @@ def _of_run(run: ServerRun) -> dict[str, object]:
         "order": run.order,
         "in_flight": run.in_flight,
         "makespan_s": seconds,
+        "unreachable_s": run.unreachable,
         "output_tokens": tokens,
         "output_tokens_per_s": tokens / seconds if tokens is not None and seconds else None,
         "latency_s": np.quantile(latency, (0.5, 0.9, 0.99)).tolist() if len(latency) else None,

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from ..auditing import Audit
 from ..options.judging import AuditOptions
 from .streams import say
-from .terminal import WRONG_BOUND, note
+from .terminal import WRONG_BOUND, is_verbose, note
 
 
 def show(audit: Audit, options: AuditOptions) -> int:
@@ -25,8 +25,10 @@ def show(audit: Audit, options: AuditOptions) -> int:
 
 
 def show_tables(tables: Mapping[str, Mapping[str, object]]) -> None:
-    """Print tables of figures on stdout."""
+    """Print tables of figures on stdout; the certificate, which a program checks, only with ``--verbose``."""
     for title, table in tables.items():
+        if title == "certificate" and not is_verbose():
+            continue
         say(title)
         for name, value in table.items():
             say(f"  {name:46s} {_figure(value)}")

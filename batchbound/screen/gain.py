@@ -75,7 +75,8 @@ def _remarks(gain: Gain, repeats: str) -> list[str]:
         remarks.append(repeats)
     if gain.missed is not None and abs(gain.missed) >= _LEAST_MISSED:
         remarks.append(
-            f"seconds are good to {abs(gain.missed):.0%} on this machine; steps and stages are exact"
+            f"only this run's seconds are measured: the others may be off by {abs(gain.missed):.0%};"
+            " steps and stages are exact"
         )
     return remarks
 

@@ -10,6 +10,9 @@ from .gain import command_lines
 _EQUAL = 0.005
 """Largest relative difference of iterations that counts as equal."""
 
+_LEAST_LOST = 0.01
+"""Share of the seconds from which an outage is named."""
+
 
 def server_lines(
     figures: Mapping[str, Any], servers: str, command: str | None, *, planned: bool
@@ -47,6 +50,8 @@ def server_lines(
         for name, count, note in rows
     ]
     lines += _prompt_lines(figures)
+    if (lost := figures.get("unreachable_s", 0.0)) >= _LEAST_LOST * figures["makespan_s"] > 0:
+        lines.append(f"  {lost:,.3g} s of this run the server was unreachable; comparisons leave them out")
     if figures.get("assuming"):
         lines.append(f"  {figures['assuming']}")
     if worth >= _EQUAL and command is not None and not planned:
@@ -97,22 +102,28 @@ def _prompt_lines(figures: Mapping[str, Any]) -> list[str]:
 def _this_run(figures: Mapping[str, Any], simulated: Mapping[str, int], taken: int | None) -> str:
     """Return seconds, speed, and what was gained against first come, first served."""
     speed, first = figures.get("output_tokens_per_s"), simulated.get("file order")
-    parts = [f"{figures['makespan_s']:,.3g} s" + (f", {speed:,.0f} tokens/s" if speed else "")]
+    took = f"{figures['makespan_s']:,.3g} s"
+    parts = [took + (f", {speed:,.0f} tokens/s" if speed else "")]
     seconds: Mapping[str, float] = figures.get("simulated_seconds", {})
     if taken and first and seconds.get("file order"):
         # Seconds are what people pay.
-        parts.append(_saved(_saving(figures["makespan_s"], seconds, "file order"), "less time"))
+        parts.append(_saved(_saving(_reachable_seconds(figures), seconds, "file order"), "less time"))
     elif taken and first:
         saved = _saving(taken, simulated, "file order")
         computed, tokens = figures.get("prompt_tokens_computed"), figures.get("simulated_prompt_tokens", {})
         fewer = _saving(computed, tokens, "file order") if computed and tokens else 0.0
         if abs(fewer) >= _EQUAL:
-            parts = [f"{figures['makespan_s']:,.3g} s", _saved(fewer, "fewer", "prompt tokens")]
+            parts = [took, _saved(fewer, "fewer", "prompt tokens")]
         if abs(saved) >= _EQUAL or abs(fewer) < _EQUAL:
             parts.append(_saved(saved, "fewer"))
     if figures.get("iterations") is None:
         parts.append("simulated" if taken and first else "no counter")
     return "; ".join(parts)
+
+
+def _reachable_seconds(figures: Mapping[str, Any]) -> float:
+    """Return the run's seconds without those of an outage."""
+    return max(0.0, float(figures["makespan_s"]) - float(figures.get("unreachable_s", 0.0)))
 
 
 def _saving(measured: float, simulated: Mapping[str, float], other: str) -> float:
@@ -127,7 +138,7 @@ def _worth(figures: Mapping[str, Any], simulated: Mapping[str, int], taken: int)
     computed, tokens = figures.get("prompt_tokens_computed"), figures.get("simulated_prompt_tokens", {})
     counts: list[tuple[float, Mapping[str, float], str]] = [(taken, simulated, "fewer")]
     if seconds.get("longest first"):
-        counts = [(figures["makespan_s"], seconds, "less time")]
+        counts = [(_reachable_seconds(figures), seconds, "less time")]
     elif computed and tokens:
         counts.append((computed, tokens, "fewer prompt tokens"))
     shares = [

@@ -4,30 +4,42 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ..data.figures import duration, percent, signed_percent
 from ..data.lengths.interval import COVERAGE
-from ..executor.reports.tables import Row
+from ..executor.reports.tables import Row, rows_without_costs
 from ..options.simulate import SimulateOptions
 from ..simulating import Simulation
 from .report import show_report, show_rows
 from .streams import say
+from .terminal import note
 
 
 def show(simulation: Simulation, options: SimulateOptions) -> int:
     """Print the report, or the figures of hidden lengths."""
     report = simulation.report
+    if simulation.assumes_costs:
+        what = (
+            "no seconds, and shares at the costs of a LLaMA-65B" if isinstance(report, dict) else "no seconds"
+        )
+        what = "seconds are those of a LLaMA-65B" if options.json else what
+        note(f"no --cost: {what}; --model M takes the costs that a run of M kept")
     if not isinstance(report, dict):
-        show_report(report, as_json=options.json)
+        if simulation.assumes_costs and not options.json:
+            show_rows(rows_without_costs(report))
+        else:
+            show_report(report, as_json=options.json)
     elif options.json:
         say(json.dumps(report))
     else:
-        show_rows(_rows(report))
+        show_rows(_rows(report, priced=not simulation.assumes_costs))
     return 0
 
 
-def _rows(found: Mapping[str, Any]) -> list[Row]:
+def _rows(found: Mapping[str, Any], *, priced: bool) -> list[Row]:
+    """Return the lines of hidden lengths; without prices none in seconds."""
     shares = {
         "gap": "above the bound",
         "recovered": "of FCFS's loss recovered",
@@ -60,12 +72,18 @@ def _rows(found: Mapping[str, Any]) -> list[Row]:
         elif key == "staleness_steps":
             rows.append(Row("counts", "age of a completion in steps", f"{value:.3f}", ""))
         elif key == "most_steps_per_hour":
-            rows.append(Row("counts", "steps an hour at most", f"{value:,.1f}", "any order, any staleness"))
+            rows.append(Row("counts", _PER_HOUR, f"{value:,.1f}", "any order, any staleness"))
         elif key == "changes":
             rows += [_change(changed) for changed in sorted(value, key=lambda each: -each["saved"])]
         elif isinstance(value, int | str) and key != "bound_source":
             rows.append(Row("counts", key.replace("_", " "), str(value), ""))
+    if not priced:
+        rows = [row for row in rows if row.group != "seconds" and row.name != _PER_HOUR]
+        rows = [replace(row, value="") if row.group == "instead" else row for row in rows]
     return sorted(rows, key=lambda row: ("seconds", "shares", "counts", "instead").index(row.group))
+
+
+_PER_HOUR = "steps an hour at most"
 
 
 def _change(changed: Mapping[str, Any]) -> Row:

@@ -287,7 +287,8 @@ class Endings:
         if self.empty:
             empty = f" ({self.empty:,} {'is' if self.empty == 1 else 'are'} empty: all spent on thinking)"
         were = "was" if self.cut == 1 else "were"
-        return f"{self.cut:,} of {total:,} completions {were} cut at max_tokens{empty}"
+        cap = f"a cap of at most {self.cap:,} tokens" if self.cap else "max_tokens or the model's context"
+        return f"{self.cut:,} of {total:,} completions {were} cut at {cap}{empty}"
 
 
 _HINT = "Give the output file of an earlier run."

@@ -162,11 +162,16 @@ def model_names(spec: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys((spec, last)))
 
 
+def other_model(records: Sequence[PromptRecord], served: Sequence[str]) -> PromptRecord | None:
+    """Return the first request for another model, or None."""
+    return next((one for one in records if one.model is not None and one.model not in served), None)
+
+
 def refuse_other_models(
     records: Sequence[PromptRecord], served: Sequence[str], path: str | os.PathLike[str] | None = None
 ) -> None:
     """Raise InputError at the first request for another model."""
-    other = next((one for one in records if one.model is not None and one.model not in served), None)
+    other = other_model(records, served)
     if other is None:
         return
     hint = "Correct it, leave it out, or complete every request by the loaded model with --any-model."

@@ -177,10 +177,16 @@ def _template_kwargs(given: Any) -> dict[str, Any]:
     return dict(given)
 
 
+def near_field(name: str, cutoff: float = 0.6) -> str | None:
+    """Return the known field with nearly this name; None for a known name, or without one."""
+    known = [*_SERVED, *_READ_ELSEWHERE, *_WITHOUT_EFFECT, "chat_template_kwargs", *_NEUTRAL]
+    near = [] if name in known else difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
+    return near[0] if near else None
+
+
 def _did_you_mean(name: str) -> str:
-    known = [*_SERVED, *_READ_ELSEWHERE, "chat_template_kwargs", *_NEUTRAL]
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"Did you mean {near[0]}?" if near else "Remove it: it is not known."
+    near = near_field(name)
+    return f"Did you mean {near}?" if near else "Remove it: it is not known."
 
 
 def _number(name: str, value: Any) -> float:

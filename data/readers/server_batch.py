@@ -139,6 +139,8 @@ class ServerBatch(Sequence[ServerRequest]):
     kinds: Endpoint and model of each number; None if a request names no model.
     repeats: True if each request is greedy or has a seed, so that lengths repeat in another run.
     salted: True if a request has a ``cache_salt``.
+    fields: First line of each field of a body.
+    uncapped: True if a request has no cap of its own.
     """
 
     def __init__(
@@ -155,6 +157,7 @@ class ServerBatch(Sequence[ServerRequest]):
         self._file = tempfile.TemporaryFile()  # noqa: SIM115
         weakref.finalize(self, self._file.close)
         self.names, self.models, self.repeats, self.salted = Names(), set[object](), True, False
+        self.fields = dict[str, int]()
         columns = [array.array("q") for _ in range(5)]
         kind, self._kinds = array.array("i"), dict[tuple[str, str | None], int]()
         self._at, self._line = array.array("q", [0]), array.array("q")
@@ -168,6 +171,8 @@ class ServerBatch(Sequence[ServerRequest]):
             model = request.body.get("model")
             self.repeats &= request.body.get("temperature") == 0 or request.body.get("seed") is not None
             self.salted |= "cache_salt" in request.body
+            for field in request.body.keys() - self.fields.keys():
+                self.fields[field] = request.line
             named = model if isinstance(model, str) else None
             self.models.add(named)
             kind.append(self._kinds.setdefault((request.url, named), len(self._kinds)))
@@ -190,6 +195,7 @@ class ServerBatch(Sequence[ServerRequest]):
         self.kind = np.asarray(kind).view(np.int32)
         said = np.frombuffer(bytes(self._flags), np.uint8)
         self.several, self.ids = (said & _SEVERAL).astype(np.bool_), (said & _IDS).astype(np.bool_)
+        self.uncapped = bool((said & _OPEN).any())
         self._endpoints, self.kinds = list(self._urls), list(self._kinds)
 
     @classmethod

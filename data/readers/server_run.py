@@ -45,6 +45,7 @@ class ServerCount:
     speculates, drafts: True if the server drafts tokens, and the most of a sequence in an iteration.
     engines: Engines behind the address.
     cached_before, looked_up_before: Prompt tokens from the prefix cache, and looked up there, before the job.
+    unreachable: Seconds without a connection to the server.
     """
 
     url: str
@@ -64,6 +65,7 @@ class ServerCount:
     engines: Positive | None = None
     cached_before: Count | None = None
     looked_up_before: Count | None = None
+    unreachable: Seconds = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +234,11 @@ class ServerRun:
     def makespan(self) -> float:
         """Seconds from the start of the job to the last completion."""
         return float(self.finished.max(initial=0.0))
+
+    @property
+    def unreachable(self) -> float:
+        """Seconds without a connection to any server, at most; of several servers none is known."""
+        return self.servers[0].unreachable if len(self.servers) == 1 else 0.0
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the run as JSON lines: a header, then the requests."""

@@ -161,7 +161,8 @@ def tiny_config(family: str) -> Any:
     from transformers import AutoConfig
 
     settings = {name: value for name, value in settings.items() if value is not None}
-    return AutoConfig.for_model(model_type, **settings, bos_token_id=256, eos_token_id=257, pad_token_id=258)
+    tokens = {"bos_token_id": 256, "eos_token_id": 257, "pad_token_id": 258}
+    return AutoConfig.for_model(model_type, **settings, **tokens, name_or_path=f"tiny:{family}")
 
 
 SPELLER = "speller"

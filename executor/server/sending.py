@@ -57,6 +57,8 @@ class Sender:
     slots: Requests that each server runs at a time; the first ones are sent before those that wait.
     patience: Waits between attempts to reach an unreachable server.
     on_outage: Called while a server is unreachable, first after ``outage_told_seconds``.
+
+    Its ``unreachable`` is the seconds of each server's outages that are over, shape (servers,).
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Sender:
         self._slots, self._held_back = slots, deque[tuple[int, int]]()
         self._waves: asyncio.TimerHandle | None = None
         self.expired = False
+        self.unreachable = [0.0] * len(clients)
 
     async def run(
         self,
@@ -234,6 +237,7 @@ class Sender:
         finally:
             if told is not None:
                 told.cancel()
+        self.unreachable[k] += loop.time() - since
         if loop.time() >= quiet_until:
             self._on_outage(Outage(k, loop.time() - since, attempts, over=True))
         self._reviving.discard(k)

@@ -236,9 +236,9 @@ class ServerJob:
                 await asyncio.gather(*readers, return_exceptions=True)
             after = await asyncio.gather(*(watch.read() for watch in watches))
         counts = [
-            _count(fact, watch, first, last, interrupted=interrupted)
-            for fact, watch, first, last, interrupted in zip(
-                facts, watches, before, after, dispatch.interrupted, strict=True
+            replace(_count(fact, watch, first, last, interrupted=interrupted), unreachable=seconds)
+            for fact, watch, first, last, interrupted, seconds in zip(
+                facts, watches, before, after, dispatch.interrupted, sender.unreachable, strict=True
             )
         ]
         if sender.expired:

@@ -77,10 +77,27 @@ def test_stated_costs_and_the_papers_own_jobs_keep_their_seconds(
         assert "LLaMA-65B" in screen
 
 
-def test_other_commands_say_whose_seconds_they_print(
+def test_a_simulation_without_costs_prints_counts_and_no_seconds(
     table: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["simulate", *table[1:]]) == 0
+    for more, what in (([], "no seconds; "), (["--hidden-lengths"], "shares at the costs")):
+        words = ["simulate", *table[1:], *more]
+        assert main(words) == 0
+        said = capsys.readouterr()
+        assert "no --cost: " in said.err
+        assert what in said.err
+        assert not re.search(r"\d m?s\b", said.out)
+        assert "prefill stages" in said.out
+        assert main([*words, "--cost", "paper"]) == 0
+        said = capsys.readouterr()
+        assert "no --cost" not in said.err
+        assert re.search(r"\d m?s\b", said.out)
+
+
+def test_json_of_a_simulation_says_whose_seconds_it_holds(
+    table: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", *table[1:], "--json"]) == 0
     assert "no --cost: seconds are those of a LLaMA-65B" in capsys.readouterr().err
 
 

@@ -150,7 +150,7 @@ def test_completions_that_were_cut_are_counted_with_those_that_said_nothing(
         words = [word for word in words_of(batch, server) if word != "--json"]
         assert main(words) == 0
         said = " ".join(capsys.readouterr().out.split())
-        line = "4 of 4 completions were cut at max_tokens (1 is empty: all spent on thinking)"
+        line = "4 of 4 completions were cut at a cap of at most 2 tokens (1 is empty: all spent on thinking)"
         assert line in said
         assert "under a higher cap:" in said
         assert "--retry cut --longest-completion 4" in said

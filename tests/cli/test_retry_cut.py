@@ -44,12 +44,13 @@ def test_the_command_on_the_end_screen_completes_cut_rows_and_keeps_the_others(
 ) -> None:
     screen = " ".join(capsys.readouterr().out.replace("\\\n", "").split())
     assert texts()["q0"] == ["ze"]
-    assert "2 of 6 completions were cut at max_tokens" in screen
+    assert "2 of 6 completions were cut at a cap of at most 2 tokens" in screen
     words = shlex.split(screen.partition("under a higher cap: batchbound ")[2])
     assert words[-4:] == ["--retry", "cut", "--longest-completion", "4"]
     assert main(["report"]) == 0
     assert "--retry cut --longest-completion 4 completes these alone" in capsys.readouterr().out
     assert main(words) == 0
+    assert "cut at a cap of at most 4 tokens" in capsys.readouterr().out
     assert [texts()[name] for name in ("q0", "q3")] == [["zero"], ["thre"]]
     words[-1] = "8"
     assert main(words) == 0

@@ -199,7 +199,7 @@ def test_the_end_screen_fits_and_gives_the_next_command(
         "least possible",
     ]
     assert lines[-4] == "answers.jsonl, trace.jsonl   details: batchbound report answers.plan.json"
-    assert lines[-3] == "3 of 3 completions were cut at max_tokens"
+    assert lines[-3] == "3 of 3 completions were cut at a cap of at most 9 tokens"
     assert lines[-2].startswith("  under a higher cap: batchbound run prompts.jsonl --model tiny:llama ")
     assert max(map(len, lines)) <= 80
 
@@ -475,3 +475,21 @@ def test_naming_the_default_output_continues_its_job(
     capsys.readouterr()
     assert main([*words, "-o", "answers.jsonl"]) == 0
     assert "this job is finished" in capsys.readouterr().err
+
+
+def test_plan_tells_of_rows_for_another_model_and_of_a_cap_without_effect(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = {"model": "other", "prompt": "abc", "max_tokens": 4}
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(json.dumps({"custom_id": "q", "body": body}) + "\n")
+    words = ["plan", str(path), "--model", "tiny:llama", "-o", str(tmp_path / "plan.json")]
+    assert main([*words, "--longest-completion", "4"]) == 0
+    told = capsys.readouterr().err
+    assert "line 1, field 'body.model': 'other' is not tiny:llama: run the plan with --any-model" in told
+    assert "--longest-completion 4 has no effect: each request has a max_tokens of at most that" in told
+    path.write_text(json.dumps({"custom_id": "q", "body": {**body, "model": "llama"}}) + "\n")
+    assert main([*words, "--longest-completion", "3", "--overwrite"]) == 0
+    told = capsys.readouterr().err
+    assert "body.model" not in told
+    assert "no effect" not in told

@@ -202,6 +202,19 @@ def test_bodies_pass_through_untouched(tmp_path: Path) -> None:
     assert len(rows_of(batch)["r0"]["response"]["body"]["choices"]) == 3
 
 
+def test_a_misspelt_field_is_told_and_one_of_the_server_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch = write_batch(tmp_path / "in.jsonl", [4, 2], max_tokns=3, chat_template_kwargs={}, top_n=2)
+    words = ["--slots", "8", "--longest-completion", "9"]
+    with FakeServer(8) as server:
+        assert main(run_words(batch, server, *words)) == 0
+    told = capsys.readouterr().err
+    assert "line 1, field 'body.max_tokns': sent as it is; did you mean max_tokens?" in told
+    assert told.count("did you mean") == 1
+    assert "--longest-completion 9 has no effect: each request has a cap of its own" in told
+
+
 def test_chat_requests_and_a_missing_model_are_served(tmp_path: Path) -> None:
     body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
     batch = tmp_path / "in.jsonl"
@@ -442,8 +455,10 @@ def test_a_server_that_dies_and_comes_back_serves_every_request_once(tmp_path: P
     with FakeServer(6, die_after=deaths) as server:
         assert main(run_words(batch, server, "--slots", "6")) == 0
         assert server.deaths == 20
+    ran = ServerRun.load(tmp_path / "trace.jsonl")
+    assert 0 < ran.unreachable < ran.makespan
     # What a server counted before it started anew is lost, so that nothing is counted at all.
-    assert ServerRun.load(tmp_path / "trace.jsonl").servers[0].iterations is None
+    assert ran.servers[0].iterations is None
     rows = rows_of(batch)
     assert len(rows) == 80
     assert all(row["response"]["status_code"] == 200 for row in rows.values())
