@@ -47,9 +47,17 @@ def gantt(result: Plan | RunResult | Result, problem: Problem | None = None) -> 
     return drawn(*(Panel.of(title, made.problem.cost, one, report(made, (one,))) for title, one in panels))
 
 
+def _hours(hours: float) -> str:
+    """Return hours as a label: minutes or seconds below one."""
+    if hours >= 1:
+        return f"{hours:g} h"
+    return f"{60 * hours:.3g} min" if hours >= 1 / 60 else f"{3600 * hours:.3g} s"
+
+
 def deployments(sizing: Sizing) -> Figure:
     """Draw the cost of deployments against their finish, the frontier and the choice."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
@@ -67,10 +75,19 @@ def deployments(sizing: Sizing) -> Figure:
         axes.errorbar(
             end.expected / 3600, cost, xerr=spread, fmt="*", markersize=14, color="#c2410c", label=name
         )
-    for window in dict.fromkeys(sizing.windows):
-        axes.axvline(window / 3600, color="#94a3b8", linestyle="--")
+    for k, window in enumerate(dict.fromkeys(sizing.windows)):
+        axes.axvline(window / 3600, color="#94a3b8", linestyle="--", label=None if k else "window")
     priced = all(one.replica.offer.price is not None for one in sizing.tried)
-    axes.set(xscale="log", yscale="log", xlabel="hours until the end (expected)")
-    axes.set_ylabel("cost of the jobs" if priced else "device-hours")
-    axes.legend()
+    axes.set(
+        xscale="log", yscale="log", xlabel="time until the end, expected; the choice with its 90 % interval"
+    )
+    axes.set_ylabel("cost of the jobs, in the unit of the prices" if priced else "device-hours")
+    for axis, text in (
+        (axes.xaxis, lambda hours, _: _hours(hours)),
+        (axes.yaxis, lambda cost, _: f"{cost:g}"),
+    ):
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(FuncFormatter(text))
+    axes.legend(loc="upper center")
     return figure

@@ -18,10 +18,12 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def _duration(text: str) -> float:
-    parts = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
-    if parts is None or not float(parts[1]):
-        raise ValueError(f"{text!r} is no time: write 8h, 90m, 3600s or 2d")
-    return float(parts[1]) * _UNITS[parts[2]]
+    parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", text)
+    seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    units = [unit for _, unit in parts]
+    if not seconds or "".join(map("".join, parts)) != text or len(set(units)) < len(units):
+        raise ValueError(f"{text!r} is no time: write 8h, 1h30m, 90m, 3600s or 2d")
+    return seconds
 
 
 def _until(text: str, now: datetime) -> float:
@@ -58,7 +60,7 @@ class SizeOptions(PromptTable):
         excludes=("within",),
     )
     within: tuple[str, ...] = everyday(
-        (), "the same as a duration from now: 8h, 90m, 2d", metavar="DURATION", words="append"
+        (), "the same as a duration from now: 8h, 1h30m, 2d", metavar="DURATION", words="append"
     )
     devices: tuple[str, ...] = everyday(
         (),

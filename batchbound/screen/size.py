@@ -10,7 +10,7 @@ from ..data.figures import clock_text
 from ..data.files.disk import atomic_write
 from ..data.files.record import plain
 from ..options.size import SizeOptions
-from ..sizing.result import Deployment, Sizing
+from ..sizing.result import START_OFF, Deployment, Sizing
 from .gain import command_lines
 from .streams import say
 
@@ -57,7 +57,7 @@ def _values(one: Deployment) -> dict[str, object]:
     replica = one.replica
     settings = {name: getattr(replica, name) for name in ("degree", "slots", "batched_tokens", "kv_tokens")}
     named = {"device": replica.offer.name, "replicas": one.replicas}
-    return {**named, **settings, "cost": one.cost, **plain(one.end)}
+    return {**named, **settings, "cost": one.cost, "sure_cost": one.sure_cost, **plain(one.end)}
 
 
 def _lines(sizing: Sizing) -> Iterator[str]:
@@ -92,6 +92,14 @@ def _row(one: Deployment, mark: str) -> str:
 
 def _verdict(sizing: Sizing) -> Iterator[str]:
     window = ", ".join(dict.fromkeys(map(clock_text, sizing.windows)))
+    if sizing.kept and sizing.choice is not None:
+        choice, done = (
+            sizing.choice,
+            map(sizing.time_of, (sizing.choice.end.expected, sizing.choice.end.sure)),
+        )
+        yield f"{choice.name}: done by {next(done)}, 90 % sure by {next(done)}, if started now"
+        unit = "cost" if choice.replica.offer.price is not None else "device-hours"
+        yield f"  {unit} {choice.cost:,.2f}, 90 % sure at most {choice.sure_cost:,.2f}"
     if not sizing.tried:
         yield "no replica of up to 8 devices holds the weights and the longest request"
     elif not sizing.kept:
@@ -140,7 +148,10 @@ def _replica(sizing: Sizing) -> Iterator[str]:
     running = replica.running(sizing.load, replicas)
     shared = sizing.load.beginnings(running)
     of = f"each of {replicas} replicas" if replicas > 1 else "the replica"
-    assumed = "" if replica.offer.startup is not None else " (assumed; state startup in --prices)"
+    assumed = ""
+    if replica.offer.startup is None:
+        least, most = replica.startup / START_OFF, replica.startup * START_OFF
+        assumed = f" (assumed, {least:,.0f} to {most:,.0f} s; see --prices)"
     yield f"{of}, {replica.startup:,.0f} s after its start{assumed}:"
     kv = f"{replica.kv_tokens:,} tokens of KV cache, {shared:,.0f} for shared beginnings"
     yield f"  {running:,.0f} requests at a time, {kv}"

@@ -56,7 +56,8 @@ def size(options: SizeOptions) -> Sizing:
     options.check_outputs("picture")
     if options.picture is not None and Path(options.picture).suffix not in (".png", ".svg"):
         raise InputError("a picture is .png or .svg", file=options.picture, hint="Name a .png or .svg file.")
-    windows, offers = options.windows(datetime.now()), read_offers(options.devices, options.prices)
+    now = datetime.now()
+    windows, offers = options.windows(now), read_offers(options.devices, options.prices)
     path = Path(options.model)
     config = read_json_object(path / "config.json" if path.is_dir() else path)
     shape = _shape(config, options)
@@ -67,7 +68,7 @@ def size(options: SizeOptions) -> Sizing:
     impossible = dict(_impossible(pooled, windows, shape, offers))
     model, positions = _model_name(pooled, config, path), config.get("max_position_embeddings")
     longest = positions if isinstance(positions, int) else None
-    return Sizing(options, model, shape.weight_bytes, longest, pooled, windows, cheapest, impossible)
+    return Sizing(options, model, shape.weight_bytes, longest, pooled, windows, cheapest, impossible, now)
 
 
 def _model_name(pooled: PooledJob, config: Mapping[str, object], path: Path) -> str:

@@ -7,6 +7,7 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 
@@ -18,6 +19,12 @@ from ..options.size import SizeOptions
 from ..solvers.windows import keep_most
 from .offers import Offer
 from .pooled_job import PooledJob
+
+_SURE = 0.78
+"""Share of the 95 % quantile's distance, in logarithms, at which the 90 % quantile lies."""
+
+START_OFF = 2.0
+"""Factor within which an assumed start lies; a larger one widens the interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +42,26 @@ class Finish:
     sure: float
 
     @classmethod
-    def of(cls, seconds: float, startup: float, spread: tuple[float, float]) -> Finish:
-        """Return the finish by estimated seconds; ``spread`` is the interval of the lengths, as factors."""
+    def of(
+        cls, seconds: float, startup: float, spread: tuple[float, float], *, start_off: float = 1.0
+    ) -> Finish:
+        """Return the finish by estimated seconds.
+
+        spread: Interval of the lengths, as factors.
+        start_off: Factor within which the start is assumed to lie; 1 if it was stated.
+        """
         middle = seconds / OFF[0.5]
         low, high, sure = (
             math.hypot(math.log(OFF[quantile] / OFF[0.5]), part * math.log(factor))
-            for quantile, part, factor in ((0.95, 1, spread[0]), (0.05, 1, spread[1]), (0.1, 0.78, spread[1]))
+            for quantile, part, factor in (
+                (0.95, 1, spread[0]),
+                (0.05, 1, spread[1]),
+                (0.1, _SURE, spread[1]),
+            )
         )
+        starts = (startup, startup / start_off, startup * start_off, startup * start_off**_SURE)
         ends = (middle, middle * math.exp(-low), middle * math.exp(high), middle * math.exp(sure))
-        return cls(*(startup + end for end in ends))
+        return cls(*(start + end for start, end in zip(starts, ends, strict=True)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,6 +105,11 @@ class Deployment:
     cost: float
 
     @property
+    def sure_cost(self) -> float:
+        """Money that suffices with 90 %; device-hours without prices."""
+        return self.cost * self.end.sure / self.end.expected
+
+    @property
     def name(self) -> str:
         """Devices, and how many share a layer."""
         shared = f", TP {self.replica.degree}" if self.replica.degree > 1 else ""
@@ -106,6 +129,7 @@ class Sizing:
     windows: Seconds until each job's deadline.
     tried: All deployments, the cheapest first.
     impossible: For a kind of device, the most devices that are too few, and the demand that they cannot meet.
+    now: Time from which seconds count.
     """
 
     options: SizeOptions
@@ -116,6 +140,13 @@ class Sizing:
     windows: tuple[float, ...]
     tried: tuple[Deployment, ...]
     impossible: Mapping[str, tuple[int, Excess]]
+    now: datetime
+
+    def time_of(self, seconds: float) -> str:
+        """Return the time of day after some seconds, in whole minutes, with its date if not today."""
+        end = self.now + timedelta(seconds=seconds)
+        end += timedelta(seconds=-end.second % 60)
+        return f"{end:%H:%M}" if end.date() == self.now.date() else f"{end:%Y-%m-%d %H:%M}"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -230,4 +261,7 @@ def finishes_of(
     replica: Replica, replicas: int, loads: Sequence[Load], spread: tuple[float, float]
 ) -> tuple[Finish, ...]:
     """Return when equal replicas finish each load."""
-    return tuple(Finish.of(replica.seconds(load, replicas), replica.startup, spread) for load in loads)
+    off = START_OFF if replica.offer.startup is None else 1.0
+    return tuple(
+        Finish.of(replica.seconds(load, replicas), replica.startup, spread, start_off=off) for load in loads
+    )

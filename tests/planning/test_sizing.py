@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, cast
@@ -17,6 +19,7 @@ import numpy as np
 import pytest
 
 import batchbound
+from batchbound import drawing
 from batchbound.cli import main, whole_parser
 from batchbound.data.arrays import FloatArray
 from batchbound.data.costs.model_shape import ModelShape
@@ -264,16 +267,59 @@ def test_windows_are_times_of_day_dates_or_durations() -> None:
     assert windows(by=("07:00",)) == (8 * 3600.0,) * 2
     assert windows(by=("23:30", "2026-12-01T00:00")) == (1800.0, 3600.0)
     assert windows(within=("90m", "2d")) == (5400.0, 172800.0)
+    assert windows(within=("1h30m", "1d2h")) == (5400.0, 93600.0)
     for stated, what in (
         ({"by": ("2026-11-30T22:00",)}, "is over"),
         ({"by": ("7 pm",)}, "'7 pm' is no time: write 07:00"),
         ({"within": ("8",)}, "'8' is no time: write 8h"),
         ({"within": ("0h",)}, "'0h' is no time"),
+        ({"within": ("1h30",)}, "'1h30' is no time: write 8h, 1h30m"),
+        ({"within": ("1h1h",)}, "'1h1h' is no time"),
         ({"within": ("1h",) * 3}, "3 windows for 2 jobs"),
         ({}, "no window"),
     ):
         with pytest.raises(InputError, match=what):
             windows(**stated)
+
+
+def test_an_assumed_start_widens_the_interval_and_a_stated_one_does_not(folder: Path) -> None:
+    ends = {}
+    for text in ("", "startup = 140\n"):
+        Path("one.toml").write_text(f"[h100-80gb]\nprice = 2.5\nmost = 1\n{text}")
+        (deployment,) = sized("small.csv", prices="one.toml").tried
+        ends[text] = (deployment.replica.startup, deployment.end, deployment)
+    (start, assumed, _), (_, stated, _) = ends.values()
+    assert assumed.high - assumed.expected > stated.high - stated.expected + 0.9 * start
+    assert assumed.expected - assumed.low > stated.expected - stated.low + 0.4 * start
+    deployment = ends[""][2]
+    assert deployment.sure_cost == pytest.approx(2.5 * assumed.sure / 3600)
+
+
+def test_the_screen_tells_the_time_of_day_and_the_cost_at_90_percent(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizing = replace(sized("small.csv"), now=datetime(2026, 11, 30, 7, 0, 30))
+    assert [sizing.time_of(seconds) for seconds in (0, 30, 31, 17 * 3600)] == [
+        "07:01",
+        "07:01",
+        "07:02",
+        "2026-12-01 00:01",
+    ]
+    words = ["size", "small.csv", "--model", "config.json", "--prices", "prices.toml", "--within", "1d"]
+    assert main(words) == 0
+    screen = capsys.readouterr().out
+    assert re.search(r"done by [-0-9 ]*\d\d:\d\d, 90 % sure by [-0-9 ]*\d\d:\d\d, if started now", screen)
+    assert f"90 % sure at most {sizing.kept[0].sure_cost:,.2f}" in screen
+    assert max(map(len, screen.splitlines())) <= 80
+
+
+def test_the_picture_has_words_on_its_axes(folder: Path) -> None:
+    axes = drawing.deployments(sized("small.csv")).axes[0]
+    axes.figure.canvas.draw()
+    labels = [label.get_text() for label in axes.get_xticklabels() if label.get_text()]
+    assert labels
+    assert all(re.fullmatch(r"[\d.]+ (s|min|h)", label) for label in labels)
+    assert "unit of the prices" in axes.get_ylabel()
 
 
 @pytest.mark.parametrize(
