@@ -9,8 +9,9 @@ under way, decode step by decode step, and shares nothing with solver or checker
 engines that mix prompts and generated tokens: their bounds and certificates, and the plan that the search of
 orders makes of each, which is no better than the optimum and no worse than a simple rule; with
 `mixed-groups` such engines keep prompts. With `--kind fleets` it is two or three replicas, alike or not, and
-every way to share requests out is tried. Counts are written as JSON; whatever is wrong is listed by its
-seed. `tiny_trees.py` tries prompts that share beginnings.
+every way to share requests out is tried. With `--kind trees` prompts share beginnings; `tiny_trees.py` tries
+engines that mix and fleets of such prompts, too. Counts are written as JSON; whatever is wrong is listed by
+its seed.
 
     python benchmarks/tiny_instances.py --instances 10000 [--kind fleets] --json tiny.json
 """
@@ -34,6 +35,7 @@ from tiny_optima import (
     optimum,
     sharing_problem,
 )
+from tiny_trees import least_seconds, stage_job, wrong_plans, wrong_stage_claims
 
 from batchbound.data.bound import Bound
 from batchbound.data.costs.cost import CostModel
@@ -251,8 +253,17 @@ def fleets(seed: int) -> tuple[list[str], bool, list[str]]:
     return [bound.source, *alike], bound.seconds >= least * (1 - ROUNDING), wrong
 
 
+def trees(seed: int) -> tuple[list[str], bool, list[str]]:
+    """Return the same of a job whose prompts share beginnings, with what its bound is by."""
+    problem = stage_job(seed)
+    bound = proven_bound(problem, repeatable=True)
+    is_tight = bound.seconds >= least_seconds(problem, evictions=False) * (1 - ROUNDING)
+    return [bound.source], is_tight, wrong_stage_claims(seed) + wrong_plans(seed)
+
+
 KINDS = {
     "alone": alone,
+    "trees": trees,
     "mixed": mixed,
     "mixed-groups": mixed_groups,
     "fleets": fleets,

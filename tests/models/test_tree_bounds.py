@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny_instances
 from builders import UNIT, mostly_slow, tree_of
 from tiny_trees import (
     least_computed,
@@ -207,3 +208,10 @@ def test_prompts_of_different_owners_share_nothing() -> None:
     tree = PrefixTree.of_prompts(prompts, ["a", "b", "a"])
     assert again.lengths() == tree.prompt_tokens.tolist()
     assert sum(again.reused([1, 1, 1])[0]) == int(tree.reused(np.ones(3, np.int64))[0].sum()) == 2
+
+
+def test_brute_force_over_kinds_of_jobs_tries_trees() -> None:
+    present, tight, wrong = zip(*map(tiny_instances.KINDS["trees"], range(6)), strict=True)
+    assert all(present)
+    assert any(tight)
+    assert wrong == ([],) * 6
