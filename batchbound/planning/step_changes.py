@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, cast
 
-from ..data.arrays import IntArray
+import numpy as np
+
+from ..data.arrays import FloatArray, IntArray
 from ..data.files.disk import InputError
 from ..data.fleet import Fleet
 from ..data.lengths.steps import BARRIER, Way
@@ -68,8 +70,12 @@ def simulate_file_steps(options: SimulateOptions, problem: Problem, known: Known
     }
     measured, before = seconds
     training = options.training if options.training is not None else before
+    scale = 1.0
     if measured is not None:
-        figures["measured_s"] = measured
+        figures["measured_s"] = float(measured.sum())
+        if len(measured) == len(ran.seconds):
+            # Other work, and what costs leave out, slow some steps; the median tells of the others.
+            figures["measured_over_simulated"] = scale = float(np.median(measured / ran.seconds))
     if training is not None:
         figures["training_s"] = training
     # Any order, steps that overlap in any way, training hidden behind generation: the work stays.
@@ -77,7 +83,7 @@ def simulate_file_steps(options: SimulateOptions, problem: Problem, known: Known
     figures["bound_s"] = work_bound(Fleet.of(free, 1)).seconds
     figures["most_steps_per_hour"] = 3600 * len(ran.seconds) / figures["bound_s"]
     figures["changes"] = [
-        _figures(change, changed, ran, (training or 0.0) * len(ran.seconds), truth)
+        _figures(change, changed, ran, (training or 0.0) * len(ran.seconds) / scale, truth)
         for change, changed in _changes(problem, step, way, name, known)
     ]
     return figures
@@ -85,8 +91,8 @@ def simulate_file_steps(options: SimulateOptions, problem: Problem, known: Known
 
 def _columns(
     options: SimulateOptions, problem: Problem
-) -> tuple[IntArray, tuple[float | None, float | None]]:
-    """Return each row's step, the measured seconds of all steps, and those between two."""
+) -> tuple[IntArray, tuple[FloatArray | None, float | None]]:
+    """Return each row's step, the measured seconds of each step, and the mean between two."""
     if options.steps is None or not is_table(options.workload):
         message = "--steps needs a table of lengths with a column of steps"
         raise InputError(message, file=options.workload, hint="Give a table, or leave --steps out.")
@@ -98,8 +104,7 @@ def _columns(
             hint="Give whole rows.",
         )
     measured, before = (read_seconds(options.workload, name, step) for name in (MEASURED, BEFORE))
-    between = before[1:].mean() if before is not None and len(before) > 1 else None
-    return step, (None if measured is None else float(measured.sum()), between)
+    return step, (measured, before[1:].mean() if before is not None and len(before) > 1 else None)
 
 
 def _changes(
@@ -116,6 +121,7 @@ def _changes(
 
 
 def _figures(name: str, changed: StepsRun, ran: StepsRun, training: float, truth: IntArray) -> dict[str, Any]:
+    """Return a change's figures; ``training`` is in simulated seconds of all steps."""
     before, after = ran.makespan + training, changed.makespan + training
     return {
         "change": name,

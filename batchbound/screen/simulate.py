@@ -71,6 +71,15 @@ def _rows(found: Mapping[str, Any], *, priced: bool) -> list[Row]:
             )
         elif key == "staleness_steps":
             rows.append(Row("counts", "age of a completion in steps", f"{value:.3f}", ""))
+        elif key == "measured_over_simulated":
+            rows.append(
+                Row(
+                    "counts",
+                    "measured over simulated seconds",
+                    f"{value:.2f}",
+                    "median step, if it ran with these options",
+                )
+            )
         elif key == "most_steps_per_hour":
             rows.append(Row("counts", _PER_HOUR, f"{value:,.1f}", "any order, any staleness"))
         elif key == "changes":
