@@ -132,12 +132,10 @@ class AsyncRollouts(AsyncRolloutWorker):  # type: ignore[misc]
     rewards
         Reward functions, whose rewards are added.
     config
-        The trainer's ``AsyncGRPOConfig``: sampling, lengths, generations of a prompt, staleness, seed.
+        The trainer's ``AsyncGRPOConfig``: sampling, lengths, generations of a prompt, staleness, seed. Its
+        ``max_inflight_tasks`` decode or wait for the trainer; more keep slots full, and get older.
     tools, environment_factory
         As for the trainer, which does not hand them on.
-    ahead
-        Most prompts that decode or wait for the trainer; by default those of ``max_staleness`` steps, at
-        least one step. More keep slots full, and get older.
     log
         Table of the lengths, as of :func:`rollout_function`; a step is the time between two weights.
     """
@@ -151,13 +149,14 @@ class AsyncRollouts(AsyncRolloutWorker):  # type: ignore[misc]
         *,
         tools: Sequence[Callable[..., Any]] | None = None,
         environment_factory: Any = None,
-        ahead: int | None = None,
         log: str | os.PathLike[str] | None = None,
     ) -> None:
         sampling, longest = trainers_settings(config)
         size = config.per_device_train_batch_size * config.gradient_accumulation_steps * config.world_size
-        if ahead is None:
-            ahead = math.ceil(max(config.max_staleness, 1) * size / config.num_generations)
+        most = config.max_inflight_tasks
+        # The trainer's own default.
+        most = max(config.max_staleness, 1) * size if most < 0 else most
+        ahead = math.ceil(most / config.num_generations)
         self.rollout_buffer, self.metrics_queue = _Buffer(), queue.Queue[Any]()
         self._model_version_value, self._heartbeat_value = Value("i", 0), Value("d", math.inf)
         self._failed_event, self._exception_info_queue = Event(), queue.Queue[Any]()

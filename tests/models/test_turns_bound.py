@@ -6,7 +6,10 @@ The least makespan is that of an engine that keeps the KV cache of all that it h
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
+from concurrent.futures import Future
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -214,3 +217,73 @@ def test_the_least_tokens_are_those_that_some_order_computes() -> None:
     problem = Problem(work, TOKENS, 5, prefill_emits_first_token=True)
     # In this order they compute 3, 3, 1, 2 and 2 tokens.
     assert turns_bound(problem, paths).seconds == 3 + 3 + 1 + 2 + 2
+
+
+def served(seed: int) -> Any:
+    """Return an engine that served 24 tiny conversations, many equal, or continued completions."""
+    from batchbound.data.readers.sampling import Sampling
+    from batchbound.executor.llm import LLM
+    from batchbound.executor.partial import Until
+
+    rng = np.random.default_rng(seed)
+    llm = LLM.from_pretrained("tiny:speller", slots=16)
+    texts = [[83, *rng.integers(48, 50, int(rng.integers(0, 3))).tolist()] for _ in range(4)]
+    prompts = [texts[k] for k in rng.integers(0, 4, 24)]
+    if seed % 3 == 2:
+        caps = rng.integers(1, 5, 12).tolist()
+        how: dict[str, Any] = {"temperature": 5.0, "ignore_eos": True}
+        list(llm.generate(prompts[:12], max_tokens=caps, n=2, until=Until(finished=3), **how))
+        continued = list(llm.unfinished)
+        list(llm.generate([*continued, *prompts[12:]], max_tokens=[4] * (len(continued) + 12)))
+        return llm
+    # Each turn draws one to three tokens, and a tool returns one.
+    drawn_tokens = [rng.integers(1, 4, rng.integers(1, 4)) for _ in prompts]
+    ends = [np.cumsum(tokens) + np.arange(len(tokens)) for tokens in drawn_tokens]
+
+    def next_turn(at: int, tokens: tuple[int, ...]) -> Future[Sequence[int]] | None:
+        if len(tokens) >= ends[at][-1]:
+            return None
+        tool = Future[Sequence[int]]()
+        tool.set_result([32])
+        return tool
+
+    def asked(own: set[int], heat: float) -> Sampling:
+        return Sampling(temperature=heat, ignore_eos=True, stop_when=lambda tokens: len(tokens) in own)
+
+    sampling = [asked(set(own.tolist()), float(rng.choice([0.0, 5.0]))) for own in ends]
+    list(llm.converse(next_turn, prompts, sampling, max_tokens=20))
+    return llm
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_no_bound_lies_above_the_optimum_of_what_the_engine_served(seed: int) -> None:
+    pytest.importorskip("torch", reason="the engine extra is not installed")
+    llm, rng = served(seed), np.random.default_rng(seed)
+    assert llm.report().run_gap >= -1e-9
+    ran = llm._ran
+    after = np.full(len(ran.trace), -1) if ran.turns is None else ran.turns.after
+    assert (after >= 0).any() == (seed % 3 != 2)
+    chains: dict[int, list[int]] = {}
+    first = np.arange(len(after))
+    for turn, before in enumerate(after.tolist()):
+        first[turn] = turn if before < 0 else first[before]
+        chains.setdefault(int(first[turn]), []).append(turn)
+    equal = 0
+    for _ in range(60):
+        turns: list[int] = []
+        for chain in rng.permutation(list(chains)).tolist():
+            turns += chains[chain] if len(turns) + len(chains[chain]) <= 4 else []
+        place = {turn: at for at, turn in enumerate(turns)}
+        own = np.array([place.get(int(after[turn]), -1) for turn in turns])
+        paths = [tuple(map(int, ran.paths[turn])) for turn in turns]
+        lengths = ran.problem.prompt_tokens[turns].tolist()
+        one, two, three, four = rng.uniform(0.05, 1.0, 4).tolist()
+        cost = CostModel(one, two, three, four, decode_per_kv_token=float(rng.choice([0.0, 0.05])))
+        work = Workload.from_lengths(lengths, ran.trace.tokens[turns].tolist())
+        problem = Problem(work, cost, int(rng.integers(1, 4)), prefill_emits_first_token=True)
+        order = Turns(own, np.where(own < 0, 0.0, rng.uniform(0, 3, len(own))))
+        bound = turns_bound(problem, paths, order if (own >= 0).any() else None)
+        assert bound.seconds <= least_makespan(problem, paths, order) * (1 + 1e-9)
+        equal += len({path[:length] for path, length in zip(paths, lengths, strict=True)}) < len(paths)
+    assert equal >= 10
