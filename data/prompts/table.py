@@ -24,6 +24,7 @@ from ..workload import LONGEST
 from .columns import TEMPLATE_COLUMNS, PromptColumns, asking_for_prompts, is_header, listed, separator
 from .messages import (
     FieldError,
+    TokenIds,
     is_ids,
     is_sharegpt,
     read_messages,
@@ -91,7 +92,8 @@ def batch_entries(
     for unit, number, values in rows:
         row = _Row(path, f"{unit} {number}", values)
         name = f"request-{len(places)}" if columns.id is None else row.name(columns.id)
-        first = known.add(name)
+        # Numbers differ anyway.
+        first = len(places) if columns.id is None else known.add(name)
         if first < len(places):
             hint = "Give every request a name of its own."
             raise row.error(columns.id or "", f"{name!r} already names {unit} {places[first]}", hint)
@@ -176,7 +178,8 @@ class _Row:
         if not isinstance(value, list) or not value:
             what = "the prompt is missing" if value in (None, "", []) else f"{shown(value)} is not a prompt"
             raise self.error(column, what, hint)
-        if is_ids(value) and min(value) >= 0 and max(value) <= LONGEST:
+        known = isinstance(value, TokenIds)
+        if known or (is_ids(value) and min(value) >= 0 and max(value) <= LONGEST):
             return {"prompt": value}
         if is_sharegpt(value):
             try:
@@ -319,7 +322,7 @@ def _batch_rows(batch: RecordBatch) -> Iterator[dict[str, Any]]:
 
 
 def _column_values(column: Array) -> Iterable[Any]:
-    """Return a column's values; lists of integers one at a time, and faster than pyarrow makes them."""
+    """Return a column's values; token ids one list at a time, and faster than pyarrow makes them."""
     from pyarrow import types
 
     is_list = types.is_list(column.type) or types.is_large_list(column.type)
@@ -328,7 +331,8 @@ def _column_values(column: Array) -> Iterable[Any]:
         if not integers.null_count:
             ends = (column.offsets.to_numpy() - column.offsets[0].as_py()).tolist()
             numbers = integers.to_numpy()
-            return (numbers[begin:end].tolist() for begin, end in pairwise(ends))
+            kind = TokenIds if not len(numbers) or 0 <= numbers.min() <= numbers.max() <= LONGEST else list
+            return (kind(numbers[begin:end].tolist()) for begin, end in pairwise(ends))
     values: list[Any] = column.to_pylist()
     return values
 

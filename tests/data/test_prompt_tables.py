@@ -101,6 +101,25 @@ def test_a_column_of_conversations_is_chats(kind: str, tmp_path: Path) -> None:
     assert first.max_tokens is None
 
 
+@pytest.mark.parametrize("kind", [pa.list_(pa.int32()), pa.large_list(pa.uint64())])
+def test_token_ids_of_parquet_are_those_of_the_same_lists(tmp_path: Path, kind: pa.DataType) -> None:
+    prompts = [[*range(k % 7), 100_000 + k] for k in range(3000)]
+    path = tmp_path / "t.parquet"
+    parquet.write_table(pa.table({"question": pa.array(prompts, kind)}), path, row_group_size=700)
+    batch = read_server_batch(path, PromptColumns("question"))
+    assert [request.says for request in batch] == prompts
+    assert [ids.tolist() for ids in batch.token_ids()] == prompts
+    assert batch.ids.all()
+
+
+@pytest.mark.parametrize("wrong", [[5, -1], [5, 2**62], [5, None], [], None])
+def test_what_is_no_token_id_is_refused_in_parquet(tmp_path: Path, wrong: list[int | None] | None) -> None:
+    path = tmp_path / "t.parquet"
+    parquet.write_table(pa.table({"question": pa.array([[1, 2], wrong], pa.list_(pa.int64()))}), path)
+    with pytest.raises(InputError, match="row 2, column 'question'"):
+        read_server_batch(path, PromptColumns("question"))
+
+
 def test_token_ids_are_prompts_too(tmp_path: Path) -> None:
     path = write_parquet(tmp_path, [{"ids": [3, 1, 4]}, {"ids": [1, 5]}])
     assert [one.prompt for one in read_batch(path, PromptColumns("ids"))] == [(3, 1, 4), (1, 5)]
