@@ -32,6 +32,9 @@ from ..executor.scoring import Scored, Scoring
 
 NAME = "batchbound"
 
+_OF_HF = {"max_length", "eos_token_id", "use_cache"}
+"""Settings of a task that only hf understands."""
+
 # The harness shows the lines of its own loggers alone.
 _log = logging.getLogger(f"lm_eval.models.{NAME}")
 
@@ -143,7 +146,8 @@ class BatchboundLM(HFLM):  # type: ignore[misc]
         if not kwargs["do_sample"]:
             kwargs.pop("temperature", None)
         settings = copy.deepcopy(self.model.generation_config)
-        if "max_length" in kwargs or settings.update(**kwargs):
+        wrong = not isinstance(kwargs["do_sample"], bool) or not all(isinstance(text, str) for text in stop)
+        if wrong or kwargs.keys() & _OF_HF or settings.update(**kwargs):
             return None
         try:
             fields = served_settings(settings)

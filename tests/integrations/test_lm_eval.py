@@ -49,6 +49,28 @@ def test_its_texts_are_those_of_hf_with_stops_and_lengths_of_each_request(tmp_pa
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_an_end_token_of_a_task_is_hfs(tmp_path: Path) -> None:
+    hf, own = models(tmp_path)
+    free = hf.generate_until([request(CONTEXTS[0], until=[], max_gen_toks=12)], disable_tqdm=True)[0]
+    end = hf.tok_encode(free.split()[3], add_special_tokens=False)[-1]
+    asked = [request(CONTEXTS[0], until=[], max_gen_toks=12, eos_token_id=end)]
+    texts = own.generate_until(asked, disable_tqdm=True)
+    assert texts == hf.generate_until(asked, disable_tqdm=True)
+    assert texts != [free]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("settings", [{"until": None}, {"do_sample": "false"}, {"use_cache": False}])
+def test_settings_that_hf_refuses_are_refused(settings: dict[str, Any], tmp_path: Path) -> None:
+    hf, own = models(tmp_path)
+    asked = [request(CONTEXTS[0], **{"until": [], "max_gen_toks": 3, **settings})]
+    with pytest.raises(Exception, match=r".+") as refused:
+        hf.generate_until(asked, disable_tqdm=True)
+    with pytest.raises(type(refused.value)):
+        own.generate_until(asked, disable_tqdm=True)
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_settings_that_only_hf_knows_are_generated_as_hf_does(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
