@@ -95,6 +95,11 @@ class BatchboundLM(HFLM):  # type: ignore[misc]
                 _log.warning("%s: log-likelihoods by hf", refused)
             own: list[tuple[float, bool]] = super()._loglikelihood_tokens(requests, disable_tqdm, override_bs)
             return own
+        empty = next((text for text, _, ending in requests if not ending), None)
+        if empty:
+            raise ValueError(
+                f"the ending {empty[1]!r} of {empty[0][-40:]!r} has no tokens to score: correct it"
+            )
         longest = max(len(ending) for *_, ending in requests)
         if longest > self.max_length:
             raise ValueError(f"an ending of {longest} tokens is longer than the model's {self.max_length}")

@@ -167,6 +167,8 @@ def test_edges_of_log_likelihoods_are_those_of_hf(tmp_path: Path) -> None:
     assert found == pytest.approx(expected, rel=1e-5)
     with pytest.raises(ValueError, match="an ending of 400 tokens is longer than the model's"):
         own.loglikelihood([endings_of("w5", " " + long)], disable_tqdm=True)
+    with pytest.raises(ValueError, match="the ending '' of 'w5' has no tokens to score"):
+        own.loglikelihood([endings_of("w5", "")], disable_tqdm=True)
 
 
 @pytest.mark.filterwarnings("ignore")
