@@ -66,7 +66,8 @@ def test_the_trace_of_a_hidden_job_is_written_with_every_request(
 ) -> None:
     one = table(tmp_path, "one.csv", 1)
     trace = tmp_path / "trace.jsonl"
-    assert main(["simulate", one, "--slots", "12", "--hidden-lengths", "--trace", str(trace)]) == 0
+    words = ["simulate", one, "--slots", "12", "--hidden-lengths", "--cost", "paper", "--trace", str(trace)]
+    assert main(words) == 0
     assert "makespan" in capsys.readouterr().out
     assert trace.read_text().count('"finished"') >= 48
 

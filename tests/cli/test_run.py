@@ -485,7 +485,7 @@ def test_slots_are_chosen_by_the_cost_file_alone_within_what_it_measured(
     write_prompts(tmp_path / "prompts.jsonl", count=30, longest=9)
     words = ["plan", "prompts.jsonl", "--model", "tiny:llama", "--cost", "cost.json", "--time-limit", "0.2"]
     assert main([*words, "--slots", "auto"]) == 0
-    assert "in the seconds of llama on cpu" in capsys.readouterr().out.splitlines()[0]
+    assert "in the seconds of tiny:llama on cpu" in capsys.readouterr().out.splitlines()[0]
     problem = Plan.load("plan.json").problem
     assert problem.kv_capacity == measured.kv_tokens
     assert problem.slots <= 4
