@@ -53,10 +53,13 @@ class BatchboundLM(HFLM):  # type: ignore[misc]
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         """Return the completions of requests, each up to its stop texts."""
         eos = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
-        asked = [self._asked(request.args[1], eos) for request in requests]
-        own = [one for one in asked if one is not None]
-        if len(own) < len(requests) or self.mixed_precision_dtype is not None:
-            _log.warning("unsupported generation settings or mixed precision: generating with hf")
+        try:
+            own = [self._asked(request.args[1], eos) for request in requests]
+            refused = "" if self.mixed_precision_dtype is None else "mixed precision"
+        except ValueError as error:
+            own, refused = [], str(error)
+        if refused:
+            _log.warning("%s: generating with hf", refused)
             generated: list[str] = super().generate_until(requests, disable_tqdm=disable_tqdm)
             return generated
         prompts = [
@@ -122,10 +125,9 @@ class BatchboundLM(HFLM):  # type: ignore[misc]
                     self.cache_hook.add_partial("loglikelihood", requests[index][0], found[index])
                 bar.update(1)
         _log.info(
-            "batchbound: %d endings scored, %d of %d tokens computed",
-            len(requests),
-            scoring.computed,
-            sum(len(each.prompt) for each in sequences),
+            "batchbound: %s log-likelihoods, %s",
+            f"{len(requests):,}",
+            _computed(scoring.computed, sum(len(each.prompt) for each in sequences), "tokens"),
         )
         return found
 
@@ -143,21 +145,20 @@ class BatchboundLM(HFLM):  # type: ignore[misc]
         """Return the slots: ``slots`` of the model's arguments, else the batch size; ``auto`` means 64."""
         return self._slots or (64 if self.batch_size == "auto" else int(self.batch_size))
 
-    def _asked(self, given: dict[str, Any], eos: str) -> tuple[Sampling, int] | None:
-        """Return sampling and most tokens; None if only hf understands them."""
+    def _asked(self, given: dict[str, Any], eos: str) -> tuple[Sampling, int]:
+        """Return sampling and most tokens; a ValueError names a setting that only hf serves."""
         kwargs = dict(normalize_gen_kwargs(given, self.max_gen_toks))
         stop = handle_stop_sequences(kwargs.pop("until"), eos=eos)
         most = kwargs.pop("max_gen_toks")
         if not kwargs["do_sample"]:
             kwargs.pop("temperature", None)
         settings = copy.deepcopy(self.model.generation_config)
-        wrong = not isinstance(kwargs["do_sample"], bool) or not all(isinstance(text, str) for text in stop)
-        if wrong or kwargs.keys() & _OF_HF or settings.update(**kwargs):
-            return None
-        try:
-            fields = served_settings(settings)
-        except ValueError:
-            return None
+        if not isinstance(kwargs["do_sample"], bool) or not all(isinstance(text, str) for text in stop):
+            raise ValueError("do_sample is no bool, or a stop text is no text")
+        unknown = _OF_HF & {*kwargs} or settings.update(**kwargs)
+        if unknown:
+            raise ValueError(f"{', '.join(sorted(unknown))} is not served")
+        fields = served_settings(settings)
         # The harness cuts only at its own stop texts.
         fields["stop"] = tuple(text for text in stop if text)
         return Sampling(**fields, seed=torch.initial_seed() % 2**31), most
@@ -193,12 +194,18 @@ def _gain(report: Report, prompts: Sequence[Sequence[int]], tokens: Sequence[int
     slots = report.slots
     batches = [order[first : first + slots] for first in range(0, len(order), slots)]
     steps = sum(max(tokens[index] for index in batch) - 1 for batch in batches)
-    whole = sum(map(len, prompts))
+    own, whole = report.decode_steps, sum(map(len, prompts))
+    fewer = f"{1 - own / steps:.0%} fewer than" if own < steps else "and"
     return (
-        f"{len(prompts):,} completions in {report.decode_steps:,} decode steps of {slots} slots (batches of"
-        f" {slots}: {steps:,}), {report.prompt_tokens:,} of {whole:,} prompt tokens computed,"
-        f" {cut:,} cut at their limit"
+        f"{len(prompts):,} completions in {own:,} decode steps of {slots} slots, {fewer} {steps:,} in batches"
+        f" of {slots}; {_computed(report.prompt_tokens, whole, 'prompt tokens')}; {cut:,} cut at their limit"
     )
+
+
+def _computed(computed: int, whole: int, tokens: str) -> str:
+    """Return how many tokens were computed, of all that hf computes."""
+    fewer = f", {1 - computed / whole:.0%} fewer" if computed < whole else ""
+    return f"{computed:,} of {whole:,} {tokens} computed{fewer}"
 
 
 if __name__ == "__main__":

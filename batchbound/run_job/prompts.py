@@ -244,7 +244,7 @@ def _worth(plan: Plan) -> str:
         return ""
     worth = worth_of_lengths(plan.problem)
     spread = "if they are spread evenly up to the caps"
-    return f"; known lengths would save {worth:.0%} of the steps {spread}" if worth >= 0.005 else ""
+    return f"; known lengths could save {worth:.0%} of the steps, {spread}" if worth >= 0.005 else ""
 
 
 MOST_SAMPLED = 20_000

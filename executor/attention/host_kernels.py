@@ -293,6 +293,7 @@ def _library(compiler: str) -> Path:
     if library.exists():
         return library
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _LOG.warning("compiling functions for this processor, once: up to a minute")
     with tempfile.TemporaryDirectory(dir=home) as folder:
         compiled, linked = [f"{folder}/{path.stem}.o" for path in _SOURCES], f"{folder}/kernels.so"
         steps = [

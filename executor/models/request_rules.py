@@ -142,7 +142,7 @@ def served_settings(settings: Any) -> dict[str, Any]:
     wrong = [name for name, off in NOT_SERVED.items() if stated[name] not in (*off, [])]
     wrong += [_CACHE] if stated[_CACHE] == "quantized" else []
     if wrong:
-        what = f"generation_config.json asks for {wrong[0]}={stated[wrong[0]]!r}"
+        what = f"the generation config asks for {wrong[0]}={stated[wrong[0]]!r}"
         raise ValueError(f"{what}, which is not served")
     settings_kept: dict[str, Any] = {"repetition_penalty": getattr(settings, "repetition_penalty", None)}
     settings_kept["min_tokens"] = getattr(settings, "min_new_tokens", None)

@@ -80,7 +80,7 @@ def test_settings_that_only_hf_knows_are_generated_as_hf_does(
     texts = own.generate_until(asked, disable_tqdm=True)
 
     assert texts == hf.generate_until(asked, disable_tqdm=True)
-    assert "generating with hf" in caplog.text
+    assert "asks for num_beams=2, which is not served: generating with hf" in caplog.text
 
 
 EDGES: list[dict[str, Any]] = [
@@ -182,8 +182,8 @@ def test_an_empty_prompt_begins_as_log_likelihoods_do_and_the_end_is_told(
     assert len(texts) == 3
     assert texts[1] == texts[2]
     assert "1 prompts are empty: they begin with token" in caplog.text
-    assert "batchbound: 3 completions in " in caplog.text
-    assert "3 cut at their limit" in caplog.text
+    assert "batchbound: 3 completions in 8 decode steps of 2 slots, and 8 in batches of 2" in caplog.text
+    assert "4 of 5 prompt tokens computed, 20% fewer; 3 cut at their limit" in caplog.text
 
 
 @pytest.mark.filterwarnings("ignore")
