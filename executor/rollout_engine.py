@@ -84,13 +84,6 @@ class RolloutEngine:
         self._inbox.append(partial(self._cancel, group))
 
     @property
-    def version(self) -> int:
-        """Version of the present weights, as in :attr:`Completion.versions`."""
-        if self._version is None:
-            self._version = self._setup.new_version()
-        return self._version
-
-    @property
     def unfinished(self) -> tuple[Partial, ...]:
         """Cancelled completions, and after :meth:`close` all that have not ended."""
         return tuple(self._cancelled)
@@ -168,7 +161,8 @@ class RolloutEngine:
         if running is not None and not (running.idle and len(running.drafts) >= MOST_ROWS):
             running.add(drafts)
         else:
-            self._running = Running(self._setup, drafts, self.version, grows=True, next_turn=self._next_turn)
+            self._version = self._version or self._setup.new_version()
+            self._running = Running(self._setup, drafts, self._version, grows=True, next_turn=self._next_turn)
 
     def _cancel(self, group: int) -> None:
         self._members.pop(group, None)

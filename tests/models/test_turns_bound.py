@@ -278,8 +278,8 @@ def test_no_bound_lies_above_the_optimum_of_what_the_engine_served(seed: int) ->
         own = np.array([place.get(int(after[turn]), -1) for turn in turns])
         paths = [tuple(map(int, ran.paths[turn])) for turn in turns]
         lengths = ran.problem.prompt_tokens[turns].tolist()
-        one, two, three, four = rng.uniform(0.05, 1.0, 4).tolist()
-        cost = CostModel(one, two, three, four, decode_per_kv_token=float(rng.choice([0.0, 0.05])))
+        base, token, step, slot = rng.uniform(0.05, 1.0, 4).tolist()
+        cost = CostModel(base, token, step, slot, decode_per_kv_token=float(rng.choice([0.0, 0.05])))
         work = Workload.from_lengths(lengths, ran.trace.tokens[turns].tolist())
         problem = Problem(work, cost, int(rng.integers(1, 4)), prefill_emits_first_token=True)
         order = Turns(own, np.where(own < 0, 0.0, rng.uniform(0, 3, len(own))))
