@@ -77,7 +77,7 @@ def test_wrong_types_name_the_argument_and_what_to_give(problem: Problem, tmp_pa
 def test_errors_of_the_engine_name_the_function_that_was_called() -> None:
     pytest.importorskip("torch")
     llm = batchbound.LLM.from_pretrained("tiny:llama", slots=2)
-    assert str(llm) == "LLM(LlamaForCausalLM, 2 slots, ragged tier)"
+    assert str(llm) == "LLM(tiny:llama, 2 slots, ragged tier)"
     wrong: dict[str, Any] = {"max_token": 3}
     with pytest.raises(TypeError, match=r"^generate\(\) got .* 'max_token'; did you mean max_tokens"):
         list(llm.generate(["x"], **wrong))

@@ -45,6 +45,9 @@ _GUESSES = (32, 128, 512)
 _MOST_GUESSED = 200_000
 """Most requests to plan for several lengths; more simulate too slowly."""
 
+LEAST_OUTAGE = 0.01
+"""Share of a run's seconds from which an outage is told, and no costs are fitted."""
+
 _SEARCH = Limits(seconds=1.0)
 """Search time of an order, beyond the simple ones."""
 
@@ -310,12 +313,14 @@ def traced(
 def keep_rates(run: ServerRun, limits: EngineLimits, facts: Sequence[ServerFacts]) -> IterationRates | None:
     """Fit a run's seconds of an iteration on its prefix cache, and keep them for the next run.
 
-    Returns None without a tree, for several engines, and if the iterations fit no linear cost.
+    Returns None without a tree, for several engines, after an outage, or without a linear fit.
     """
     from ..executor.reports.prompt_audit import engine_limits
 
     engine = engine_limits(run, limits)
     if run.tree is None or engine is None or run.failed.any() or (run.completion_tokens < 1).any():
+        return None
+    if run.unreachable > LEAST_OUTAGE * run.makespan:
         return None
     sequences = Sequences(run.tree.prompt_tokens, run.completion_tokens)
     job = TimedJob(sequences, np.arange(len(run)), np.zeros(len(run)), run.finished)

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..run_job.beginnings import LEAST_OUTAGE
 from .gain import command_lines
 
 _EQUAL = 0.005
 """Largest relative difference of iterations that counts as equal."""
-
-_LEAST_LOST = 0.01
-"""Share of the seconds from which an outage is named."""
 
 
 def server_lines(
@@ -50,8 +48,8 @@ def server_lines(
         for name, count, note in rows
     ]
     lines += _prompt_lines(figures)
-    if (lost := figures.get("unreachable_s", 0.0)) >= _LEAST_LOST * figures["makespan_s"] > 0:
-        lines.append(f"  {lost:,.3g} s of this run the server was unreachable; comparisons leave them out")
+    if (lost := figures.get("unreachable_s", 0.0)) > LEAST_OUTAGE * figures["makespan_s"]:
+        lines.append(f"  {lost:,.3g} s of this run the server was unreachable: no seconds are compared")
     if figures.get("assuming"):
         lines.append(f"  {figures['assuming']}")
     if worth >= _EQUAL and command is not None and not planned:
@@ -107,7 +105,7 @@ def _this_run(figures: Mapping[str, Any], simulated: Mapping[str, int], taken: i
     seconds: Mapping[str, float] = figures.get("simulated_seconds", {})
     if taken and first and seconds.get("file order"):
         # Seconds are what people pay.
-        parts.append(_saved(_saving(_reachable_seconds(figures), seconds, "file order"), "less time"))
+        parts.append(_saved(_saving(figures["makespan_s"], seconds, "file order"), "less time"))
     elif taken and first:
         saved = _saving(taken, simulated, "file order")
         computed, tokens = figures.get("prompt_tokens_computed"), figures.get("simulated_prompt_tokens", {})
@@ -119,11 +117,6 @@ def _this_run(figures: Mapping[str, Any], simulated: Mapping[str, int], taken: i
     if figures.get("iterations") is None:
         parts.append("simulated" if taken and first else "no counter")
     return "; ".join(parts)
-
-
-def _reachable_seconds(figures: Mapping[str, Any]) -> float:
-    """Return the run's seconds without those of an outage."""
-    return max(0.0, float(figures["makespan_s"]) - float(figures.get("unreachable_s", 0.0)))
 
 
 def _saving(measured: float, simulated: Mapping[str, float], other: str) -> float:
@@ -138,7 +131,7 @@ def _worth(figures: Mapping[str, Any], simulated: Mapping[str, int], taken: int)
     computed, tokens = figures.get("prompt_tokens_computed"), figures.get("simulated_prompt_tokens", {})
     counts: list[tuple[float, Mapping[str, float], str]] = [(taken, simulated, "fewer")]
     if seconds.get("longest first"):
-        counts = [(_reachable_seconds(figures), seconds, "less time")]
+        counts = [(figures["makespan_s"], seconds, "less time")]
     elif computed and tokens:
         counts.append((computed, tokens, "fewer prompt tokens"))
     shares = [

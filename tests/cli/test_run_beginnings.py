@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,16 @@ from server_batches import run_words
 from batchbound.cli import main
 from batchbound.cost_cache import CostCache
 from batchbound.data.costs.iteration_rates import IterationRates
+from batchbound.data.iterations import EngineLimits
 from batchbound.data.readers.server_batch import Sent
 from batchbound.data.readers.server_run import ServerRun
 from batchbound.executor.server import sending
 from batchbound.executor.server.client import ServerClient
+from batchbound.executor.server.probe import ServerFacts
 from batchbound.executor.server.reply import Reply
+from batchbound.heuristics.iterations.iteration_fit import IterationFit
+from batchbound.models.iterations.iteration_minorant import Minorant
+from batchbound.run_job import beginnings
 
 DOCUMENTS, QUESTIONS = 6, 5
 
@@ -141,6 +147,19 @@ def test_the_trace_keeps_the_tree(
     tables = json.loads(capsys.readouterr().out)
     assert tables["prompt tokens"]["needed"] == NEEDED
     assert tables["prompt tokens"]["computed again after eviction"] > 2 * NEEDED
+
+
+def test_no_costs_are_fitted_to_a_run_with_an_outage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sent: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _run(_write(tmp_path / "in.jsonl", tidy=False, lengths=True), sent, capsys)
+    ran = ServerRun.load(tmp_path / "trace.jsonl")
+    fit = IterationFit(Minorant(0.03, 0.001, 0.002, 0.0, 0.0, 0.0), 0.01, 30)
+    monkeypatch.setattr(beginnings, "fit_cached", lambda *given: fit)
+    facts, limits = (ServerFacts(ran.servers[0].url, True),), EngineLimits(2, 64, 480, 16)
+    assert beginnings.keep_rates(ran, limits, facts) is not None
+    out = (replace(ran.servers[0], unreachable=0.1 * ran.makespan),)
+    assert beginnings.keep_rates(replace(ran, servers=out), limits, facts) is None
 
 
 def test_the_page_of_an_audit_draws_the_cache_of_the_run_below_first_come_first_served(
