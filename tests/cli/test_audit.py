@@ -424,3 +424,14 @@ def test_seconds_of_file_order_are_those_of_the_file(
     seconds = audited(capsys, str(tmp_path / "trace.jsonl"))["seconds"]
     assert seconds["simulated, all there at the start, as sent"] == pytest.approx(90.0, rel=0.01)
     assert seconds["simulated, all there at the start, file order"] == pytest.approx(135.0, rel=0.01)
+
+
+def test_the_certificate_is_printed_only_with_verbose(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "trace.jsonl"
+    server_run([2, 2, 4], iterations=7).save(trace)
+    assert main(["audit", str(trace)]) == 0
+    short = capsys.readouterr().out
+    assert main(["audit", str(trace), "--verbose"]) == 0
+    assert set(capsys.readouterr().out.splitlines()) - set(short.splitlines()) >= {"certificate"}
