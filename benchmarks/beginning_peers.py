@@ -142,7 +142,7 @@ def generate(folder: Path, number_format: str) -> Complete:
     from transformers import AutoModelForCausalLM
 
     torch.set_num_threads(1)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, number_format))
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, number_format))
 
     def complete(job: dict[str, Any]) -> tuple[list[list[int]], dict[str, Any]]:
         answers = []
