@@ -10,6 +10,7 @@ import numpy as np
 
 from ...data.arrays import FloatArray, IntArray
 from ...data.iterations import EngineLimits
+from ...data.prefix_tree import PrefixTree
 from ...data.problem import Problem
 from .packing.lower_bounds import lifted_bound, mean_or_longest, packing_bound
 from .params import BoundParams
@@ -130,7 +131,7 @@ COUNTED = (
     Counted("lifting", _lifted, holds_under_evictions=False),
     Counted("kv_tokens", _kv_tokens, holds_under_evictions=True, counts_whole_prompts=True),
     Counted("tree_area", _tree_area, holds_under_evictions=True),
-    Counted("two_requests", _two_requests, holds_under_evictions=False, counts_whole_prompts=True),
+    Counted("two_requests", _two_requests, holds_under_evictions=False),
     Counted(STAGE_PACKING, _no_steps, holds_under_evictions=True),
 )
 """Arguments by counts alone; ``checker.STEP_CHECKS`` has a row for the kind of each claim."""
@@ -209,7 +210,8 @@ def two_requests(problem: Problem, capacity: int) -> tuple[int, list[int]]:
     Let request i end first. In its last step it holds :math:`a_i + n_i - 1` tokens, where :math:`a_i` are the
     tokens that it reads in its first of :math:`n_i` steps. At most :math:`C - (a_i + n_i - 1)` are left for
     j, which began with :math:`a_j` and grows by one a step. So the two share at most
-    :math:`C - a_j - (a_i + n_i - 1) + 1` steps, whichever of them ends first.
+    :math:`C - a_j - (a_i + n_i - 1) + 1` steps, whichever of them ends first. Tokens of a beginning that both
+    hold once add to C.
     """
     longest = np.argsort(-problem.decode_steps, kind="stable")[:LONGEST]
     longest = longest[problem.decode_steps[longest] > 0]
@@ -217,11 +219,26 @@ def two_requests(problem: Problem, capacity: int) -> tuple[int, list[int]]:
         return 0, []
     decode_steps, first = problem.decode_steps[longest], problem.kv_at_start[longest]
     # Steps that each pair shares if the first request ends first.
-    shared = np.maximum(0, capacity - (first + decode_steps - 1)[:, None] - first + 1)
+    room = capacity + (0 if problem.tree is None else _common_tokens(problem.tree, longest))
+    shared = np.maximum(0, room - (first + decode_steps - 1)[:, None] - first + 1)
     needed = decode_steps[:, None] + decode_steps - np.maximum(shared, shared.T)
     np.fill_diagonal(needed, 0)
     request, second = (int(place) for place in np.unravel_index(needed.argmax(), needed.shape))
     return int(needed[request, second]), [int(longest[request]), int(longest[second])]
+
+
+def _common_tokens(tree: PrefixTree, requests: IntArray) -> IntArray:
+    """Return the tokens of the nodes that each two requests have in common, shape (requests, requests)."""
+    nodes, parent = tree.leaf[requests], np.append(tree.parent, -1)
+    # The higher-numbered node of a pair goes up until both are the same: parents come first.
+    one, other = np.broadcast_arrays(nodes[:, None], nodes)
+    while (apart := one != other).any():
+        one, other = (
+            np.where(apart & (one > other), parent[one], one),
+            np.where(apart & (other > one), parent[other], other),
+        )
+    common: IntArray = np.append(tree.through, 0)[one]
+    return common
 
 
 PRICED_WORK = 20_000_000

@@ -25,7 +25,7 @@ from .states import check_no_cheaper
 Curve = Callable[[int], int]
 """Least decode steps by the number of prefill stages."""
 
-WHOLE_PROMPTS = ("KV tokens over capacity", "two requests", "growth")
+WHOLE_PROMPTS = ("KV tokens over capacity", "growth")
 """Claims that are false where requests hold shared beginnings once."""
 
 ROUNDING = 1e-9
@@ -288,9 +288,23 @@ def _steps_of_two(problem: Problem, slots: int, claim: Mapping[str, Any], work: 
         emitted = int(problem.prefill_emits_first_token)
         # The first to end holds this in its last step, and the other its first tokens and one more a step.
         peak = prompts[0] + emitted + decode_steps - 1
-        room = problem.kv_capacity - peak - (prompts[1] + emitted)
+        room = problem.kv_capacity + _held_by_both(problem, pair) - peak - (prompts[1] + emitted)
         needed.append(decode_steps + last_steps - max(0, room + 1))
     return max(0, min(needed))
+
+
+def _held_by_both(problem: Problem, pair: Sequence[int]) -> int:
+    """Return the tokens of beginnings that two requests hold once."""
+    if problem.tree is None:
+        return 0
+    paths = list[set[int]]()
+    for request in pair:
+        node, path = int(problem.tree.leaf[request]), set[int]()
+        while node >= 0:
+            path.add(node)
+            node = int(problem.tree.parent[node])
+        paths.append(path)
+    return sum(int(problem.tree.tokens[node]) for node in paths[0] & paths[1])
 
 
 def _checked_prices(weights: list[int], claim: Mapping[str, Any], work: Work) -> tuple[int, int, int]:

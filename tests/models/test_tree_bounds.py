@@ -25,7 +25,7 @@ from batchbound.data.prefix_tree import PrefixTree
 from batchbound.data.problem import Problem
 from batchbound.data.workload import Workload
 from batchbound.models.bounds.iterations import held_blocks, iteration_bound
-from batchbound.models.bounds.least_counts import least_counts
+from batchbound.models.bounds.least_counts import least_counts, two_requests
 from batchbound.models.bounds.prove import proven_bound
 from batchbound.models.bounds.tree_area import tree_area
 from batchbound.models.certificates.beginnings import Beginnings
@@ -66,14 +66,7 @@ def test_arguments_about_whole_prompts_would_prove_more_than_is_true() -> None:
     assert wrong > 10
 
 
-@pytest.mark.parametrize(
-    "claim",
-    [{"kind": "KV tokens over capacity"}, {"kind": "two requests", "requests": [0, 1]}],
-    ids=lambda claim: claim["kind"],
-)
-def test_a_claim_about_whole_prompts_is_refused_where_beginnings_are_held_once(
-    claim: dict[str, object],
-) -> None:
+def test_a_claim_about_whole_prompts_is_refused_where_beginnings_are_held_once() -> None:
     tree = tree_of([-1], [10], [0, 0, 0], [1, 1, 1])
     workload = Workload.from_lengths(tree.prompt_tokens, [4, 4, 4])
     problem = Problem(workload.with_tree(tree), UNIT, 3, kv_capacity=25)
@@ -84,11 +77,27 @@ def test_a_claim_about_whole_prompts_is_refused_where_beginnings_are_held_once(
     steps = least_counts(replace(problem, workload=replace(problem.workload, tree=None))).decode_steps
     assert steps > 4
     for certificate in (
-        {"kind": "trivial", "decode_steps": {"at_least": steps, **claim}},
+        {"kind": "trivial", "decode_steps": {"at_least": steps, "kind": "KV tokens over capacity"}},
         {"kind": "growth", "growth": {}},
     ):
         forged = replace(bound, certificate={**bound.certificate, **certificate})
         assert "counts whole prompts" in str(verify_bound(problem, forged))
+
+
+def test_two_requests_are_kept_apart_by_what_they_do_not_share() -> None:
+    # The pairs below one node share 6 and 4 tokens, the others none.
+    tree = tree_of([-1, 0, -1], [4, 2, 5], [1, 1, 0, 2], [2, 2, 3, 1])
+    workload = Workload.from_lengths(tree.prompt_tokens, [6, 6, 6, 1]).with_tree(tree)
+    # Two that share 6 tokens hold at most 8 + 5 + 8 + 5 - 6 = 20; with 17 they overlap in 3 of 6 steps.
+    problem = Problem(workload, UNIT, 4, kv_capacity=17)
+    steps, pair = two_requests(problem, 17)
+    claim = {"kind": "two requests", "requests": pair}
+    # Those of 8 and 7 tokens that share 4 hold 11 in their first steps and may overlap in one step less.
+    assert (steps, pair) == (10, [0, 2])
+    bound = proven_bound(problem, repeatable=True)
+    for more, refused in ((0, False), (1, True)):
+        certificate = {**bound.certificate, "decode_steps": {"at_least": steps + more, **claim}}
+        assert (verify_bound(problem, replace(bound, certificate=certificate)) is not None) == refused
 
 
 def test_solvers_that_count_whole_prompts_refuse_shared_beginnings() -> None:
