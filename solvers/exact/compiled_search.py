@@ -88,8 +88,7 @@ def search_exactly(
 
 def _columns(problem: Problem) -> list[Int32Array]:
     """Return the requests' columns for C."""
-    group, shared = np.full(len(problem), -1), np.zeros(1)
-    columns = (problem.decode_steps, problem.prompt_tokens, problem.kv_at_start, group, shared)
+    columns = (problem.decode_steps, problem.prompt_tokens, problem.kv_at_start)
     return [np.ascontiguousarray(column, dtype=np.int32) for column in columns]
 
 

@@ -44,11 +44,8 @@ struct Job {
   int64_t kv_capacity;    // tokens; 0: no limit
   int64_t token_cap;      // prompt tokens of a stage; 0: no limit
   const int32_t* steps;   // decode steps of each request
-  const int32_t* tokens;  // prompt tokens of each that no other shares
+  const int32_t* tokens;  // prompt tokens of each
   const int32_t* held;    // KV tokens in its first decode step
-  const int32_t* group;   // shared prompt of each, computed once in each stage that needs it; -1: none
-  const int32_t* shared;  // tokens of each shared prompt
-  int32_t groups;
   double stage_base, stage_floor, per_token, bend, per_token_beyond;  // seconds of a stage
   double step;                                                        // seconds of a decode step
 
@@ -61,7 +58,7 @@ struct Job {
     return std::max(stage_floor, stage_base + per_token * computed + beyond);
   }
   // Seconds of a stage without the tokens' own price, which is the same in every schedule.
-  double stage_price(double computed, double own) const { return stage_seconds(computed) - per_token * own; }
+  double stage_price(double tokens) const { return stage_seconds(tokens) - per_token * tokens; }
 };
 
 // A schedule as arrays: the first decode step and the stage of each request, stages in order of time.

@@ -40,8 +40,7 @@ class Job(ctypes.Structure):
         ("slots", ctypes.c_int32),
         ("kv_capacity", ctypes.c_int64),
         ("token_cap", ctypes.c_int64),
-        *((name, INTS) for name in ("steps", "tokens", "held", "group", "shared")),
-        ("groups", ctypes.c_int32),
+        *((name, INTS) for name in ("steps", "tokens", "held")),
         *(
             (name, ctypes.c_double)
             for name in ("stage_base", "stage_floor", "per_token", "bend", "per_token_beyond", "step")

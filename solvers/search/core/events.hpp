@@ -85,7 +85,6 @@ class EventOrders {
   int event(Profile& profile, int at);
   int place(Profile& profile, int request);
   double stage_cost(const Profile& profile) const;
-  double shared_cost() const;
   double place_all();
   bool draw(Move& move);
   void attempt(const Move& move);
@@ -97,7 +96,6 @@ class EventOrders {
   Budget budget_;
   Random random_;
   int count_, capacity_, longest_ = 0;
-  bool groups_ = false;
   std::vector<int> peak_;                     // tokens that each request holds in its last step
   std::vector<int> order_, trial_;            // requests, the one placed first first
   std::vector<double> reach_;                 // steps that each may start earlier to join a stage
@@ -126,7 +124,6 @@ inline EventOrders::EventOrders(const Job& job, const EventParameters& parameter
   for (int i = 0; i < count_; i++) {
     peak_.push_back(job.held[i] + job.steps[i] - 1);
     longest_ = std::max(longest_, job.steps[i]);
-    groups_ = groups_ || job.group[i] >= 0;
   }
   for (auto* profiles : {&after_, &trial_after_})
     for (Profile& profile : *profiles) profile.reset(count_, capacity_);
@@ -222,21 +219,8 @@ inline int EventOrders::place(Profile& profile, int request) {
 inline double EventOrders::stage_cost(const Profile& profile) const {
   double seconds = 0;
   for (int k = 0; k < profile.size; k++)
-    if (profile.tokens[k]) seconds += job_.stage_price(profile.tokens[k], profile.tokens[k]);
+    if (profile.tokens[k]) seconds += job_.stage_price(profile.tokens[k]);
   return seconds / job_.step;
-}
-
-// Decode steps that computing shared prompts takes, each once in a stage that needs it.
-inline double EventOrders::shared_cost() const {
-  if (!groups_) return 0;
-  std::vector<std::pair<int, int>> computed;
-  for (int i = 0; i < count_; i++)
-    if (job_.group[i] >= 0) computed.push_back({trial_back_[i] + job_.steps[i], job_.group[i]});
-  std::sort(computed.begin(), computed.end());
-  computed.erase(std::unique(computed.begin(), computed.end()), computed.end());
-  double tokens = 0;
-  for (const auto& entry : computed) tokens += job_.shared[entry.second];
-  return tokens * job_.per_token / job_.step;
 }
 
 inline double EventOrders::place_all() {
@@ -245,7 +229,7 @@ inline double EventOrders::place_all() {
     trial_back_[order_[k]] = place(after_[k + 1], order_[k]);
   }
   back_ = trial_back_;
-  return after_[count_].end() + stage_cost(after_[count_]) + shared_cost();
+  return after_[count_].end() + stage_cost(after_[count_]);
 }
 
 // Draws a change of the order, into trial_, or of a reach.
@@ -291,7 +275,6 @@ inline void EventOrders::attempt(const Move& move) {
   int done = count_;
   bool good = true;
   trial_after_[move.first].copy(after_[move.first]);
-  if (groups_) trial_back_ = back_;
   for (int k = move.first; k < count_; k++) {
     const int request = trial_[k];
     trial_after_[k + 1].copy(trial_after_[k]);
@@ -307,7 +290,7 @@ inline void EventOrders::attempt(const Move& move) {
   }
   if (good) {
     const Profile& last = done < count_ ? after_[count_] : trial_after_[count_];
-    const double cost = last.end() + stage_cost(last) + shared_cost();
+    const double cost = last.end() + stage_cost(last);
     if (cost <= most) {
       for (int k = move.first + 1; k <= done; k++) std::swap(after_[k], trial_after_[k]);
       order_.swap(trial_);

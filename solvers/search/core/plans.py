@@ -24,9 +24,8 @@ class CompiledJob:
         self.problem = problem
         self.members: IntArray = np.flatnonzero(problem.decode_steps > 0)
         held = problem.held_at_start[self.members]
-        # Shared beginnings are left to the offer of a schedule: no request is of a group.
-        none, shared = np.full(len(held), -1), np.zeros(1)
-        columns = (problem.decode_steps[self.members], problem.own_tokens[self.members], held, none, shared)
+        # Shared beginnings are left to the offer of a schedule.
+        columns = (problem.decode_steps[self.members], problem.own_tokens[self.members], held)
         self._columns = tuple(np.ascontiguousarray(column, dtype=np.int32) for column in columns)
         self.job = job_of(
             problem,
@@ -114,7 +113,7 @@ def _add_without_steps(problem: Problem, bin_of: IntArray, times: IntArray, end:
 def job_of(problem: Problem, columns: Sequence[Int32Array], *, slots: int, kv_capacity: int | None) -> Job:
     """Return a problem's C structure, which refers to ``columns``.
 
-    columns: Decode steps, own prompt tokens, KV at the start and group of requests; shared tokens of groups.
+    columns: Decode steps, own prompt tokens, and KV at the start.
     """
     cost = problem.cost
     return Job(
@@ -123,7 +122,6 @@ def job_of(problem: Problem, columns: Sequence[Int32Array], *, slots: int, kv_ca
         kv_capacity or 0,
         problem.prefill_token_cap or 0,
         *map(pointer, columns),
-        0,
         cost.prefill_base,
         cost.prefill_floor,
         cost.prefill_per_token,

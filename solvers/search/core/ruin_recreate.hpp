@@ -22,11 +22,9 @@ class Timeline {
  public:
   struct Stage {
     int time = 0;
-    int64_t own = 0, shared = 0;  // prompt tokens
+    int64_t tokens = 0;  // of prompts
     std::vector<int> members;
-    std::vector<std::pair<int, int>> groups;  // shared prompt, and members that begin with it
     bool open = false;
-    int64_t computed() const { return own + shared; }
   };
 
   Timeline(const Job& job, int steps);
@@ -52,18 +50,11 @@ class Timeline {
   }
 
   double price(const Stage& s) const {
-    return s.members.empty()
-               ? 0.0
-               : job_.stage_price(static_cast<double>(s.computed()), static_cast<double>(s.own)) / job_.step;
+    return s.members.empty() ? 0.0 : job_.stage_price(static_cast<double>(s.tokens)) / job_.step;
   }
-  // Tokens that a stage computes more with a request, and what it costs more, in decode steps.
-  int64_t tokens_more(const Stage& s, int request) const;
+  // What a stage costs more with a request, in decode steps.
   double price_more(const Stage& s, int request) const;
-  double price_alone(int request) const {
-    const int group = job_.group[request];
-    const double own = job_.tokens[request], shared = group < 0 ? 0 : job_.shared[group];
-    return job_.stage_price(own + shared, own) / job_.step;
-  }
+  double price_alone(int request) const { return job_.stage_price(job_.tokens[request]) / job_.step; }
 
   int open_stage(int at);
   void place(int request, int stage);
@@ -190,18 +181,8 @@ inline int Timeline::last_above(int from, int to, int limit, int& most) const {
   return -1;
 }
 
-inline int64_t Timeline::tokens_more(const Stage& s, int request) const {
-  const int group = job_.group[request];
-  if (group < 0) return job_.tokens[request];
-  for (const auto& [g, count] : s.groups)
-    if (g == group) return job_.tokens[request];
-  return job_.tokens[request] + job_.shared[group];
-}
-
 inline double Timeline::price_more(const Stage& s, int request) const {
-  const double own = static_cast<double>(s.own + job_.tokens[request]);
-  const double computed = static_cast<double>(s.computed() + tokens_more(s, request));
-  return job_.stage_price(computed, own) / job_.step - price(s);
+  return job_.stage_price(static_cast<double>(s.tokens + job_.tokens[request])) / job_.step - price(s);
 }
 
 inline int Timeline::place_in_order(int id) const {
@@ -219,9 +200,8 @@ inline void Timeline::insert_in_order(int id, int at) {
 
 inline void Timeline::reopen(int id, int at) {
   Stage& s = stage_[id];
-  s.own = s.shared = 0;
+  s.tokens = 0;
   s.members.clear();
-  s.groups.clear();
   s.open = true;
   insert_in_order(id, at);
 }
@@ -259,17 +239,7 @@ inline void Timeline::place(int request, int id) {
   const int end = s.time + job_.steps[request];
   if (end + 1 > size_) grow(end + end / 4 + 64);
   stage_cost_ -= price(s);
-  const int64_t more = tokens_more(s, request);
-  s.own += job_.tokens[request];
-  s.shared += more - job_.tokens[request];
-  if (const int group = job_.group[request]; group >= 0) {
-    auto it = std::find_if(s.groups.begin(), s.groups.end(),
-                           [&](const auto& entry) { return entry.first == group; });
-    if (it == s.groups.end())
-      s.groups.push_back({group, 1});
-    else
-      it->second++;
-  }
+  s.tokens += job_.tokens[request];
   place_of_[request] = static_cast<int>(s.members.size());
   s.members.push_back(request);
   stage_of_[request] = id;
@@ -285,16 +255,7 @@ inline void Timeline::remove(int request) {
   Stage& s = stage_[id];
   const int at = s.time;
   stage_cost_ -= price(s);
-  s.own -= job_.tokens[request];
-  if (const int group = job_.group[request]; group >= 0) {
-    auto it = std::find_if(s.groups.begin(), s.groups.end(),
-                           [&](const auto& entry) { return entry.first == group; });
-    if (--it->second == 0) {
-      s.shared -= job_.shared[group];
-      *it = s.groups.back();
-      s.groups.pop_back();
-    }
-  }
+  s.tokens -= job_.tokens[request];
   const int last = s.members.back();
   s.members[place_of_[request]] = last;
   place_of_[last] = place_of_[request];
@@ -360,23 +321,18 @@ inline void Timeline::check() const {
     const Stage& s = stage_[order_[k]];
     CORE_REQUIRE(s.open && s.time == times_[k] && !s.members.empty());
     CORE_REQUIRE(k == 0 || times_[k - 1] <= times_[k]);
-    int64_t own = 0, shared = 0;
-    std::vector<int> groups;
+    int64_t tokens = 0;
     for (int i : s.members) {
       CORE_REQUIRE(stage_of_[i] == order_[k]);
       members++;
-      own += job_.tokens[i];
-      if (job_.group[i] >= 0) groups.push_back(job_.group[i]);
+      tokens += job_.tokens[i];
       for (int t = 0; t < job_.steps[i]; t++) {
         active[s.time + t]++;
         held[s.time + t] += job_.held[i] + t;
       }
       end = std::max(end, s.time + job_.steps[i]);
     }
-    std::sort(groups.begin(), groups.end());
-    groups.erase(std::unique(groups.begin(), groups.end()), groups.end());
-    for (int g : groups) shared += job_.shared[g];
-    CORE_REQUIRE(own == s.own && shared == s.shared);
+    CORE_REQUIRE(tokens == s.tokens);
     cost += price(s);
   }
   CORE_REQUIRE(members + missing_ == job_.requests);
@@ -469,7 +425,7 @@ inline RuinRecreate::RuinRecreate(const Job& job, const RuinParameters& paramete
     longest_ = std::max(longest_, job.steps[i]);
   }
   mean_steps_ /= job.requests;
-  stage_unit_ = job.stage_price(tokens / job.requests, tokens / job.requests) / job.step;
+  stage_unit_ = job.stage_price(tokens / job.requests) / job.step;
   for (int i = 0; i < job.requests; i++) {
     const double memory =
         job.has_memory() ? (job.held[i] + job.steps[i] / 2.0) / static_cast<double>(job.kv_capacity) : 0;
@@ -531,7 +487,7 @@ inline bool RuinRecreate::force_in() {
     const int place = random_.below(stages), at = line_.time_at(place);
     const Timeline::Stage& stage = line_.stage(line_.id_at(place));
     if (at + job_.steps[request] > end_) continue;
-    if (!job_.within_cap(stage.computed() + line_.tokens_more(stage, request))) continue;
+    if (!job_.within_cap(stage.tokens + job_.tokens[request])) continue;
     int most;
     line_.last_above(at, at + job_.steps[request], std::numeric_limits<int>::max(), most);
     const int room = line_.limit(request, at) - most;
@@ -651,7 +607,7 @@ inline bool RuinRecreate::insert(int request, int end, Range range, bool whateve
       continue;
     }
     const Timeline::Stage& stage = line_.stage(line_.id_at(k));
-    if (!job_.within_cap(stage.computed() + line_.tokens_more(stage, request))) continue;
+    if (!job_.within_cap(stage.tokens + job_.tokens[request])) continue;
     const double price = line_.price_more(stage, request), near = 0.1 * stage_unit_ + kTie;
     if (price > alone + kTie || price > least_price + near) continue;
     double score;
@@ -701,7 +657,7 @@ inline bool RuinRecreate::insert_in_new_stage(int request, int end, Range range,
   const int place = line_.first_at(chosen);
   if (place < line_.stages() && line_.time_at(place) == chosen) {
     const Timeline::Stage& stage = line_.stage(line_.id_at(place));
-    if (job_.within_cap(stage.computed() + line_.tokens_more(stage, request)) &&
+    if (job_.within_cap(stage.tokens + job_.tokens[request]) &&
         line_.price_more(stage, request) <= line_.price_alone(request)) {
       put_in(request, line_.id_at(place));
       return true;

@@ -292,7 +292,7 @@ inline void SpanSearch::price_stages() {
   for (size_t k = 1; k < stage_price_.size(); k++) {
     const double all = mean * static_cast<double>(k);
     if (job_.token_cap > 0) parts = std::max(parts, std::ceil(all / static_cast<double>(job_.token_cap)));
-    auto price = [&](double m) { return m * job_.stage_price(all / m, all / m); };
+    auto price = [&](double m) { return m * job_.stage_price(all / m); };
     while (parts < static_cast<double>(k) && price(parts + 1) < price(parts)) parts++;
     stage_price_[k] = p_.stage_bias * price(parts) / job_.step;
   }
