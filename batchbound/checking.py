@@ -65,13 +65,15 @@ class VerifiedRun:
     """Bound of a run whose plan knew no lengths.
 
     trace: File of the run.
-    bound: Bound of its completions, by costs fitted to its stages.
+    bound: Bound of its completions, by costs fitted to its stages, else by the plan's.
     seconds: Seconds of its stages by these costs.
+    fitted: Whether its own stages fit costs.
     """
 
     trace: Path
     bound: Bound
     seconds: float
+    fitted: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +143,8 @@ def _verified_run(plan: Plan, path: Path) -> Verified:
     bound = run_bound_of(fleet, [trace], prove)
     if bound is None:
         return Verified(plan, None)
-    run = VerifiedRun(path, bound, model_seconds(problem.cost, trace, overheads=False))
+    seconds = model_seconds(problem.cost, trace, overheads=False)
+    run = VerifiedRun(path, bound, seconds, found is not None)
     if bound.certificate.get("kind") == "common beginnings":
         return Verified(plan, verify_counted_bound(problem, trace.distinct_tokens or 0, bound), run)
     return Verified(plan, verify_fleet_bound(fleet, bound), run)

@@ -26,7 +26,9 @@ class SamplingOptions(Options):
         "decode every completion to its planned length, instead of to an end-of-sequence token or max_tokens",
     )
     temperature: AtLeastZero | None = everyday(
-        None, "sampling temperature; 0 is greedy (default: the batch file's, else 0; a server has its own)"
+        None,
+        "sampling temperature; 0 is greedy (default: the batch file's, else the model's, else 0; a server has"
+        " its own)",
     )
     top_p: float | None = option(None, "probability mass to sample from (default: the batch file's, else 1)")
     top_k: int | None = option(

@@ -37,11 +37,14 @@ def show_verified(verified: Verified | Compared, options: VerifyOptions) -> int:
         return 0
     if verified.run is not None:
         run = verified.run
+        own, kept = "the costs of this run's stages", "the plan's costs, as this run's stages fit none"
+        costs = own if run.fitted else kept
         _say(
             options,
             f"the schedule breaks no rule, and lengths were unknown; of the completions of {run.trace}:\n"
-            f"no schedule takes less than {run.bound.seconds:.6f} s at this run's costs: {run.bound.source}\n"
-            f"the run took {run.seconds:.6f} s at these costs: gap {run.bound.gap(run.seconds):.4%}",
+            f"by {costs}, no schedule takes less than {run.bound.seconds:.6f} s: {run.bound.source}\n"
+            f"by them the run's steps and stages take {run.seconds:.6f} s:"
+            f" gap {run.bound.gap(run.seconds):.4%}",
             bound_s=run.bound.seconds,
             bound_source=run.bound.source,
             makespan_s=run.seconds,

@@ -67,9 +67,10 @@ def _remarks(gain: Gain, repeats: str) -> list[str]:
         remarks.append("steps and stages of the replica that ends last")
     first, ran = gain.first_come.prompt_tokens, gain.this_run.prompt_tokens
     if gain.needed is not None:
-        counts = f"{first:,} first come, first served; {ran:,} this run; {gain.needed:,} are needed"
+        once = "each shared beginning once"
+        counts = f"{first:,} first come, first served; {ran:,} this run; {gain.needed:,} with {once}"
         if first == ran == gain.needed:
-            counts = f"{ran:,}, as few as are needed"
+            counts = f"{ran:,}, {once}"
         remarks.append(f"prompt tokens computed: {counts}, of {gain.prompt_tokens:,}")
     elif repeats:
         remarks.append(repeats)

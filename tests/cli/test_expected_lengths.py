@@ -108,7 +108,12 @@ def test_the_plan_of_a_first_run_is_verified_by_its_run(
     capsys.readouterr()
     assert main(["verify", "answers.plan.json"]) == 0
     said = capsys.readouterr().out
-    assert "of the completions of trace.jsonl:\nno schedule takes less than" in said
+    assert "of the completions of trace.jsonl:\nby the" in said
+    assert ", no schedule takes less than" in said
+    with monkeypatch.context() as patch:
+        patch.setattr("batchbound.checking.costs_of", lambda trace: None)
+        assert main(["verify", "answers.plan.json"]) == 0
+    assert "by the plan's costs, as this run's stages fit none, no schedule" in capsys.readouterr().out
     assert main(["verify", "answers.plan.json", "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert figures["verified"]

@@ -57,7 +57,7 @@ def test_bound_report_and_screens_count_what_prompts_share_once(
     assert "was derived from the prompts again" in capsys.readouterr().out
     assert main(["run", "plan.json", "--model", "tiny:llama", "--threads", "1"]) == 0
     screen = " ".join(capsys.readouterr().out.split())
-    assert "computed: 68, as few as are needed, of 192" in screen
+    assert "computed: 68, each shared beginning once, of 192" in screen
     trace = Trace.load("trace.jsonl")
     ran = report(plan, [trace])
     assert trace.distinct_tokens == 31 + 5 + 32 == ran.prompt_tokens
