@@ -96,7 +96,7 @@ def read_beginnings(
     slots: int,
     remark: Callable[[str], None],
 ) -> Beginnings | None:
-    """Return what a job's prompts share; None if nothing, or if the engine does not reuse it.
+    """Return what a job's prompts share; None if nothing by their bytes, or if the engine reuses nothing.
 
     Token ids are those of the rows, of the server's ``/tokenize``, or of the tokenizer in the model's
     folder. Without them a tree of the messages' bytes orders the rows.
@@ -124,7 +124,7 @@ def read_beginnings(
     if tokens is not None:
         _name_torn(requests, torn_apart(guess, tokens), remark)
     tree, exact = _tree_of(requests, tokens, unit), tokens is not None
-    if not len(tree.parent):
+    if not exact and not len(tree.parent):
         return None
     request = None
     if (requests.choices > 1).any():
@@ -192,8 +192,10 @@ def tree_release(
 ) -> tuple[Release, IntArray | None] | None:
     """Return the order of fewest predicted seconds, and each request's server if there are several.
 
-    It is None if the cache holds all and lengths are unknown.
+    It is None if the prompts share nothing, or if the cache holds all and lengths are unknown.
     """
+    if not len(beginnings.tree.parent):
+        return None
     known, output = batch.lengths_known(options), np.repeat(batch.output, batch.requests.choices)
     if not known and beginnings.fits(output):
         return None
@@ -302,6 +304,8 @@ def traced(
     tree, done = beginnings.tree.select(run.position), (run.failed == 0) & (run.prompt_tokens > 0)
     other = np.flatnonzero(done & (tree.prompt_tokens != run.prompt_tokens))
     if other.size:
+        if not len(tree.parent):
+            return named
         remark(
             f"{run.ids[int(other[0])]!r} has {int(tree.prompt_tokens[other[0]]):,} prompt tokens here and"
             f" {int(run.prompt_tokens[other[0]]):,} on the server: no figures of shared beginnings"
@@ -313,12 +317,14 @@ def traced(
 def keep_rates(run: ServerRun, limits: EngineLimits, facts: Sequence[ServerFacts]) -> IterationRates | None:
     """Fit a run's seconds of an iteration on its prefix cache, and keep them for the next run.
 
-    Returns None without a tree, for several engines, after an outage, or without a linear fit.
+    Returns None without a shared beginning, for several engines, after an outage, or without a linear fit.
     """
     from ..executor.reports.prompt_audit import engine_limits
 
     engine = engine_limits(run, limits)
-    if run.tree is None or engine is None or run.failed.any() or (run.completion_tokens < 1).any():
+    if run.tree is None or not len(run.tree.parent) or engine is None:
+        return None
+    if run.failed.any() or (run.completion_tokens < 1).any():
         return None
     if run.unreachable > LEAST_OUTAGE * run.makespan:
         return None

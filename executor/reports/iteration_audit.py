@@ -226,13 +226,13 @@ def _bounded(
     bound = iteration_bound(sequences, limits, drafts=drafts, kinds=kinds)
     bases = {assumption.name: assumption.basis for assumption in assumptions}
     broken = "broken" in (bases.get(COLD_CACHE), bases.get(REUSE_UNIT))
-    if not broken and bases.get(COLD_CACHE) == "checked":
+    if not broken and bases.get(COLD_CACHE) == "checked" and COUNTS_ONE not in assumptions:
         return sequences, assumptions, bound
     warmed = sequences.warmed()
     warm = iteration_bound(warmed, limits, drafts=drafts, kinds=kinds)
     if broken:
         return warmed, assumptions, warm
-    if warm.iterations < bound.iterations:
+    if warm.iterations < bound.iterations and COUNTS_ONE not in assumptions:
         return sequences, assumptions, bound
     others = (one for one in assumptions if one.name not in (COLD_CACHE, DISTINCT, REUSE_UNIT))
     return warmed, (*others, COUNTS_ONE), warm

@@ -67,11 +67,11 @@ class PromptAudit:
 def audit_prompts(
     run: ServerRun, limits: EngineLimits, rates: IterationRates | None = None
 ) -> PromptAudit | None:
-    """Compare a run's prompt tokens with the tree of its prompts; None without a tree.
+    """Compare a run's prompt tokens with the tree of its prompts; None if they share nothing.
 
     rates: Costs by which the best order is chosen; by default usual ones.
     """
-    if run.tree is None:
+    if run.tree is None or not len(run.tree.parent):
         return None
     done = np.flatnonzero(run.failed == 0)
     tree = run.tree if len(done) == len(run) else run.tree.select(done)
@@ -90,7 +90,7 @@ def audit_prompts(
 def cache_picture(run: ServerRun, limits: EngineLimits) -> CachePicture | None:
     """Return the picture of first come, first served and of the run; None without a tree or its KV cache."""
     engine = engine_limits(run, limits)
-    if run.tree is None or engine is None or run.failed.any():
+    if run.tree is None or not len(run.tree.parent) or engine is None or run.failed.any():
         return None
     file, output = np.argsort(run.position, kind="stable"), np.maximum(run.completion_tokens, 1)
     after = None if run.sent_after is None else run.sent_after.tolist()

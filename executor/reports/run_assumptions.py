@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from ...data.claims.assumptions import (
     COLD_CACHE,
+    COUNTS_ONE,
     NO_EVICTION,
     ONE_ENGINE,
     ONE_TOKEN,
@@ -15,7 +16,6 @@ from ...data.claims.assumptions import (
     TOKEN_BUDGET,
     WHOLE_CONTEXT,
     Assumption,
-    Basis,
     assumed_of,
 )
 from ...data.iterations import EngineLimits, Sequences
@@ -44,7 +44,7 @@ def claim_of(
     token, drafts = _one_token(run.servers)
     whole = _whole_context(run, limits, kv_stated=kv_stated)
     evicts = _no_eviction(run.servers, sequences, limits, trusted=whole.basis in ("checked", "stated"))
-    cold, of_prompts = _cold_cache(run.servers, sequences), _of_prompts(run.servers, sequences)
+    cold, of_prompts = _cold_cache(run, sequences), _of_prompts(run, sequences)
     kinds = [kind for kind in KINDS if drafts is not None or kind == "tokens"]
     if whole.basis not in ("checked", "stated"):
         kinds = [kind for kind in kinds if kind != "KV"]
@@ -125,18 +125,17 @@ def _one_engine(servers: tuple[ServerCount, ...]) -> Assumption:
     return Assumption(ONE_ENGINE, "checked" if all(server.engines == 1 for server in servers) else "assumed")
 
 
-def _of_prompts(servers: tuple[ServerCount, ...], sequences: Sequences) -> tuple[Assumption, ...]:
+def _of_prompts(run: ServerRun, sequences: Sequences) -> tuple[Assumption, ...]:
     """Return the assumptions about prompts of a known tree."""
     tree = sequences.tree
     if tree is None:
         return ()
-    hits, sharable = _hits(servers), int(sequences.cached.sum())
-    # After a preemption a request takes its own tokens from the cache.
-    if hits is not None and hits > sharable and all(server.preemptions == 0 for server in servers):
-        what = f"{hits:,} prompt tokens came from the cache, and a cold cache gives {sharable:,} at most"
-        return (Assumption(REUSE_UNIT, "broken", what),)
+    more = _more_hits(run.servers, sequences)
+    if more and _began_empty(run.servers) and not _explained(run):
+        return (Assumption(REUSE_UNIT, "broken", more),)
+    checked = more is None and _hits(run.servers) is not None
     return tuple(
-        replace(assumption, basis="checked") if assumption.name == REUSE_UNIT else assumption
+        replace(assumption, basis="checked") if checked and assumption.name == REUSE_UNIT else assumption
         for assumption in assumed_of(tree)
     )
 
@@ -148,16 +147,37 @@ def _hits(servers: tuple[ServerCount, ...]) -> int | None:
     return sum(known) if len(known) == len(counts) else None
 
 
-def _cold_cache(servers: tuple[ServerCount, ...], sequences: Sequences) -> Assumption:
-    warm = [server for server in servers if server.prefix_caching is not False and server.cached_before]
-    if warm:
-        what = f"{warm[0].url} kept prompts of earlier jobs: the bound counts one token of each prompt"
-        return Assumption(COLD_CACHE, "broken", what)
-    basis: Basis = "assumed"
-    if sequences.tree is not None:
-        unused = [server.prefix_caching is False or server.looked_up_before == 0 for server in servers]
-        return Assumption(COLD_CACHE, "checked" if all(unused) else basis)
-    # With hits, or without their count, all prompt tokens but one count as cached.
-    if all(server.prefix_caching is False or server.cached_tokens is not None for server in servers):
-        basis = "checked"
-    return Assumption(COLD_CACHE, basis)
+def _more_hits(servers: tuple[ServerCount, ...], sequences: Sequences) -> str | None:
+    """Name the prompt tokens from caches, if a cold cache gives fewer; else None."""
+    hits, sharable = _hits(servers), int(sequences.cached.sum())
+    if hits is None or hits <= sharable:
+        return None
+    return f"{hits:,} prompt tokens came from the cache, and a cold cache gives {sharable:,} at most"
+
+
+def _explained(run: ServerRun) -> bool:
+    """Return whether repeated attempts, preemptions or other clients may explain hits of the cache."""
+    preempted = any(server.preemptions != 0 for server in run.servers)
+    return bool(run.retries or run.failed.any() or run.tokens_of_others or preempted)
+
+
+def _began_empty(servers: tuple[ServerCount, ...]) -> bool:
+    return all(server.prefix_caching is False or server.looked_up_before == 0 for server in servers)
+
+
+def _cold_cache(run: ServerRun, sequences: Sequences) -> Assumption:
+    """Return the assumption that no prompt token came from the cache of earlier jobs.
+
+    It is :data:`COUNTS_ONE` if that is likely, or if no tree tells what the prompts share.
+    """
+    if _hits(run.servers) == 0:
+        return Assumption(COLD_CACHE, "checked", "no prompt token came from a prefix cache")
+    if sequences.tree is None:
+        return COUNTS_ONE
+    if _began_empty(run.servers):
+        return Assumption(COLD_CACHE, "checked")
+    more = _more_hits(run.servers, sequences)
+    if more and not _explained(run):
+        return Assumption(COLD_CACHE, "broken", f"{more}: {COUNTS_ONE.detail}")
+    likely = more or any(server.cached_before for server in run.servers)
+    return COUNTS_ONE if likely else Assumption(COLD_CACHE, "assumed")

@@ -171,10 +171,14 @@ def test_tokens_of_other_clients_are_told_and_nothing_is_compared() -> None:
 def test_a_warm_prefix_cache_withholds_the_bound_by_tokens() -> None:
     run = run_on(page("vllm_prefix_cache"), [1] * 8, 1, slots=8)
     tight = EngineLimits(8, 8, None, 1)
-    found = audit_iterations(run, tight, budget_known=True)
-    assert found.bound.certificate["kind"] != "tokens"
-    assert bases(found)[COLD_CACHE] == "broken"
-    assert found.broken is None
+    hits = replace(run, servers=(replace(run.servers[0], cached_tokens=16),))
+    warm = audit_iterations(hits, tight, budget_known=True)
+    # Three prompt tokens each, of which the cache may hold two: one iteration of eight tokens.
+    assert (warm.bound.iterations, warm.broken) == (1, None)
+    assert "counts one token of each prompt" in str(warm.assumptions)
+    # The counter did not move, whatever it counted of earlier jobs.
+    cold = audit_iterations(run, tight, budget_known=True)
+    assert (cold.bound.iterations, bases(cold)[COLD_CACHE]) == (3, "checked")
 
 
 def shared_run(unit: int = 1, **counts: object) -> ServerRun:
@@ -194,9 +198,31 @@ def test_a_shared_beginning_is_counted_once_by_a_server_that_is_known_to_begin_c
     used = audit_iterations(shared_run(looked_up_before=64, cached_tokens=14), limits, budget_known=True)
     assert bases(used)[COLD_CACHE] == "assumed"
     assert used.bound.iterations == 10
-    warm = audit_iterations(shared_run(cached_before=64, cached_tokens=14), limits, budget_known=True)
+    likely = audit_iterations(shared_run(cached_before=64, cached_tokens=14), limits, budget_known=True)
+    assert bases(likely).get(COLD_CACHE) != "broken"
+    assert likely.bound.iterations < 10
+    before = {"looked_up_before": 64, "cached_before": 0}
+    warm = audit_iterations(shared_run(**before, cached_tokens=15), limits, budget_known=True)
     assert bases(warm)[COLD_CACHE] == "broken"
+    assert "15 prompt tokens came from the cache, and a cold cache gives 14" in str(warm.assumptions)
     assert warm.bound.certificate["kind"] != "tokens"
+    untouched = audit_iterations(
+        shared_run(cached_before=64, looked_up_before=64, cached_tokens=0), limits, budget_known=True
+    )
+    assert (bases(untouched)[COLD_CACHE], untouched.bound.iterations) == ("checked", 10)
+
+
+@pytest.mark.parametrize("change", [{"retries": 1}, {"preemptions": 1}, {"generated": 9}])
+def test_hits_that_have_another_explanation_break_no_assumption_and_weaken_the_bound(
+    change: dict[str, int],
+) -> None:
+    counts = {"looked_up_before": 64, "cached_before": 0, "cached_tokens": 15} | change
+    retries = counts.pop("retries", 0)
+    run = replace(shared_run(**counts), retries=retries)
+    found = audit_iterations(run, EngineLimits(8, 1, None, 1), budget_known=True)
+    assert bases(found).get(COLD_CACHE) != "broken"
+    assert REUSE_UNIT not in bases(found)
+    assert found.bound.iterations < 10
 
 
 @pytest.mark.parametrize("before", [64, None])

@@ -326,3 +326,39 @@ def test_the_requests_that_wait_are_sent_after_those_that_run(
     assert at_replies[0] == 2
     prompts = [json.loads(line)["body"]["prompt"] for line in batch.read_text().splitlines()]
     assert begun == prompts
+
+
+def test_hits_of_the_run_tell_whether_the_prefix_cache_was_warm(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The letters in common, at most fifteen, fill no block of sixteen.
+    def remarks_of(name: str, first: int, server: FakeCachedServer) -> str:
+        rows = [
+            {
+                "custom_id": f"r{at}",
+                "url": "/v1/completions",
+                "body": {"prompt": f"Answer well: {at:03}" + "x" * 32, "max_tokens": 2},
+            }
+            for at in range(first, first + 3)
+        ]
+        batch = tmp_path / f"{name}.jsonl"
+        batch.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        output = str(tmp_path / f"{name}.out.jsonl")
+        words = ["--slots", "2", "--kv-tokens", "800", "-o", output, "--overwrite"]
+        assert main(run_words(batch, server, *words)) == 0
+        return capsys.readouterr().err
+
+    server = FakeCachedServer(2, blocks=200)
+    with server:
+        assert "broken" not in remarks_of("first", 0, server)
+        assert server.engine.hits == 0
+        warm = remarks_of("again", 0, server)
+        hits = server.engine.hits
+        assert hits > 0
+        said = (
+            f"broken: cold prefix cache ({hits} prompt tokens came from the cache, and a cold cache gives 0"
+        )
+        assert said in warm
+        # The server's counter stands where the second job left it.
+        assert "broken" not in remarks_of("other", 100, server)
+        assert server.engine.hits == hits
