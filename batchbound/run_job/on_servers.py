@@ -142,6 +142,7 @@ def run_on_servers(
         outcome.failed,
         kv_stated=kv_stated,
         lengths_known=batch.had_lengths(options),
+        planned_tokens=batch.output if batch.had_lengths(options) else None,
         repeats=best_order and not batch.lengths_known(options) and batch.learns_from(ran),
         rates=rates,
     )

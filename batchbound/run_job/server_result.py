@@ -16,7 +16,15 @@ from ..executor.reports.iteration_audit import audit_iterations
 from ..executor.reports.prompt_audit import PromptAudit
 
 if TYPE_CHECKING:
+    from ..data.arrays import IntArray
     from ..heuristics.serving.release import Release
+
+
+_LATE = 1.03
+"""Iterations over those predicted from which changed lengths are named."""
+
+_NAMED = 3
+"""Most changed rows that are named."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,6 +57,8 @@ class ServerResult:
         True if the same command would know the lengths next time, from this run's trace.
     rates
         Costs of an iteration, fitted to this run; None without a fit.
+    planned_tokens
+        Tokens of each row's completion that the plan knew, shape (requests,); None if it knew none.
     """
 
     requests: int
@@ -63,6 +73,7 @@ class ServerResult:
     lengths_known: bool = False
     repeats: bool = False
     rates: IterationRates | None = None
+    planned_tokens: IntArray | None = None
 
     def figures(self, remark: Callable[[str], None] = lambda text: None) -> dict[str, object]:
         """Return the run's figures by JSON key.
@@ -73,7 +84,24 @@ class ServerResult:
         predicted = None if self.release is None else self.release.predicted
         if predicted is not None and not self.resumed:
             found["predicted_iterations"] = predicted.iterations
+            counted = found.get("iterations")
+            if isinstance(counted, int) and counted > _LATE * predicted.iterations:
+                found |= self._changed_lengths()
         return found | {"resumed": self.resumed, "failed": self.failed, "endings": dict(self.run.endings)}
+
+    def _changed_lengths(self) -> dict[str, object]:
+        """Return how many completions have another length than planned, and those that grew most."""
+        run = self.run
+        if self.planned_tokens is None:
+            return {}
+        single = (run.failed == 0) & (run.choices == 1)
+        planned = self.planned_tokens[run.position]
+        grown = np.where(single, run.completion_tokens - planned, 0)
+        largest = [row for row in np.argsort(-grown, kind="stable")[:_NAMED].tolist() if grown[row] > 0]
+        if not largest:
+            return {}
+        tokens = {run.ids[row]: [int(planned[row]), int(run.completion_tokens[row])] for row in largest}
+        return {"changed_lengths": {"rows": int(np.count_nonzero(grown)), "grown_most": tokens}}
 
     def _against_bound(self, remark: Callable[[str], None]) -> dict[str, object]:
         run = self.run

@@ -47,7 +47,7 @@ def server_lines(
         f"  {name:<25}{'unknown' if count is None else format(count, ','):>9}    {note}"
         for name, count, note in rows
     ]
-    lines += _prompt_lines(figures)
+    lines += _changed_lines(figures) + _prompt_lines(figures)
     if (lost := figures.get("unreachable_s", 0.0)) > LEAST_OUTAGE * figures["makespan_s"]:
         lines.append(f"  {lost:,.3g} s of this run the server was unreachable: no seconds are compared")
     if figures.get("assuming"):
@@ -81,6 +81,17 @@ def _first_come(figures: Mapping[str, Any]) -> str:
     if seconds is not None:
         return f"simulated, same lengths; {seconds:,.3g} s"
     return "simulated, same lengths" if computed is None else f"simulated; {computed:,} prompt tokens"
+
+
+def _changed_lines(figures: Mapping[str, Any]) -> list[str]:
+    """Return the line of completions that were longer than planned, of a run that took longer."""
+    changed = figures.get("changed_lengths")
+    if changed is None:
+        return []
+    named = [f"{row} {before:,} -> {after:,}" for row, (before, after) in changed["grown_most"].items()]
+    more = ", ..." if changed["rows"] > len(named) else ""
+    rows = f"{changed['rows']:,} of {figures['requests']:,} rows"
+    return [f"  lengths changed in {rows}: {', '.join(named)} tokens{more}"]
 
 
 def _prompt_lines(figures: Mapping[str, Any]) -> list[str]:

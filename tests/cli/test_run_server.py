@@ -170,6 +170,32 @@ def test_the_end_screen_offers_a_second_run_whose_lengths_are_known(
 
 
 @pytest.mark.parametrize(
+    ("second", "line"),
+    [
+        ({"r1": 9}, "  lengths changed in 1 of 5 rows: r1 1 -> 9 tokens"),
+        ({"r1": 9, "r4": 7, "r0": 2}, "  lengths changed in 3 of 5 rows: r1 1 -> 9, r0 1 -> 2 tokens, ..."),
+        # Nothing is named where the run takes no longer than predicted.
+        ({"r4": 7}, None),
+        ({}, None),
+    ],
+)
+def test_lengths_that_did_not_repeat_are_named_where_the_run_took_longer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], second: dict[str, int], line: str | None
+) -> None:
+    first = {"r0": 1, "r1": 1, "r2": 1, "r3": 1, "r4": 8}
+    batch = write_batch(tmp_path / "in.jsonl", [9] * 5, temperature=0)
+    words = [word for word in run_words(batch, FakeServer(2)) if word != "--json"]
+    said = list[str]()
+    for lengths, overwrite in ((first, []), (first | second, ["--overwrite"])):
+        with FakeServer(2, gate=5, total=5, lengths=lengths) as server:
+            words[words.index("--server") + 1] = server.url
+            assert main([*words, "--slots", "2", "--in-flight", "5", *overwrite]) == 0
+        said.append(capsys.readouterr().out)
+    assert "lengths changed" not in said[0]
+    assert [text for text in said[1].splitlines() if "lengths changed" in text] == ([line] if line else [])
+
+
+@pytest.mark.parametrize(
     ("words", "extra"),
     [(["--order", "file"], {"temperature": 0}), (["--lengths", "cap"], {"temperature": 0}), ([], {})],
 )
