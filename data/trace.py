@@ -15,6 +15,7 @@ import numpy.typing as npt
 from .arrays import FloatArray, IntArray
 from .costs.cost import LONGEST_TIME, CostModel
 from .files.disk import InputError, atomic_write, parsed_json, read_text
+from .files.kinds import refuse_other_kinds
 from .files.record import Count, Positive, plain, record
 from .workload import LONGEST
 
@@ -251,8 +252,7 @@ class Trace:
         lines = read_text(path).rstrip("\n").split("\n")
         rows = [parsed_json(text, path, line=number, hint=hint) for number, text in enumerate(lines, 1)]
         if isinstance(rows[0], dict) and "batchbound_server_run" in rows[0]:
-            what, hint = "not a batchbound trace", "It is of a server: `batchbound audit` reads it."
-            raise InputError(what, file=path, hint=hint)
+            refuse_other_kinds(path, "not of a plan")
         header = record(TraceHeader, rows[0], file=path, line=1)
         count = header.stages
         expected = 1 + count + header.requests

@@ -34,7 +34,7 @@ _HINTS = {
     "batchbound_iteration_plan": "Send its requests with `batchbound run PLAN --server URL`.",
     "batchbound_iteration_cost": "Name it with `batchbound plan --for ENGINE --cost`.",
     "batchbound_trace": "`batchbound report PLAN TRACE` reads it.",
-    "batchbound_server_run": "`batchbound audit` reads it.",
+    "batchbound_server_run": "`batchbound audit TRACE` reads it, and draws it with --html FILE.",
     "batchbound_replay": "`batchbound verify` reads it.",
     "batchbound_cost": "Name it with --cost.",
     "batchbound_layer_profile": "Name it with --profile.",

@@ -53,8 +53,9 @@ def require_engine(*, weights: bool = True) -> None:
 
             del torch
     except ImportError as error:
+        needs = "running a model needs torch and" if weights else "a model's tokenizer and config need"
         raise ImportError(
-            f"running a model needs torch and transformers ({error}): pip install 'batchbound[engine]'"
+            f"{needs} transformers ({error}): in the clone, run `pip install '.[engine]'`"
         ) from error
 
 

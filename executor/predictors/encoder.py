@@ -167,5 +167,5 @@ def _need_transformers() -> None:
         import transformers  # noqa: F401
     except ImportError:
         raise ImportError(
-            "an encoder needs torch and transformers: pip install 'batchbound[engine]'"
+            "an encoder needs torch and transformers: in the clone, run `pip install '.[engine]'`"
         ) from None

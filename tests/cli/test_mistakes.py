@@ -36,6 +36,7 @@ def write_inputs(folder: Path) -> None:
         "questions.csv": "question,budget\n" + "".join(f"What is {k}?,{5 + k}\n" for k in range(8)),
         "wrong.csv": "prompt,completion\nhello,world\n",
         "empty.csv": "",
+        "served.trace": '{"batchbound_server_run": 1}\n',
         "prompts.txt": "Tell me a joke.\nName a prime.\n",
         "config.json": json.dumps(
             {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 99}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,19 @@ def test_a_plan_of_the_same_tokenizer_elsewhere_runs(folder: Path, monkeypatch: 
     shutil.copytree("model", "copy", dirs_exist_ok=True)
     assert main(["plan", "prompts.jsonl", "--model", "model", "-o", "c.json", "--slots", "2"]) == 0
     assert main(["run", "c.json", "--model", "copy", "-o", "copy.jsonl"]) == 0
+
+
+@pytest.mark.parametrize("option", ["--model", "--tokenizer"])
+def test_a_plan_names_what_it_lacks_where_transformers_is_not_installed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert main(["plan", "prompts.jsonl", option, "model", "--for", "vllm", "-o", "t.json"]) == 2
+    said = capsys.readouterr().err
+    assert "a model's tokenizer and config need transformers" in said
+    assert "torch" not in said
+    assert "in the clone, run `pip install '.[engine]'`" in said
 
 
 def test_tokenizers_are_alike_by_name_or_by_files(folder: Path, tmp_path: Path) -> None:

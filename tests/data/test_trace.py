@@ -180,7 +180,10 @@ def test_a_file_of_other_lines_than_its_header_tells_of_is_refused(more: int, pa
         ("[]\n", "is not an object"),
         ("{}\n", "not a batchbound trace"),
         ('{"batchbound_trace": 3}\n', "a batchbound trace of version 3, not 2"),
-        ('{"batchbound_server_run": 1}\n', "not a batchbound trace.*`batchbound audit` reads it"),
+        (
+            '{"batchbound_server_run": 1}\n',
+            "not of a plan. `batchbound audit TRACE` reads it, and draws it with --html FILE",
+        ),
         ('{"batchbound_trace": 1}\n{"kind"\n', "line 2: not valid JSON"),
     ],
 )
