@@ -21,7 +21,7 @@ class ServerMetrics:
     engine: ``vllm``, ``sglang``, ``llama.cpp`` or ``unknown``, by the names of its metrics.
     running, waiting: Requests in progress and in the queue.
     iterations, preemptions, cached_tokens: Counts since the server started: iterations, preemptions for lack
-    of KV cache, and prompt tokens from the prefix cache.
+    of KV cache, and prompt tokens from the prefix cache or from a KV connector.
     looked_up, generated: Prompt tokens looked up in the prefix cache, and tokens generated, since the server
         started.
     kv_tokens, block_tokens: Tokens of its KV cache, and of one block.
@@ -57,6 +57,7 @@ class ServerKind:
 
     prefix: Beginning of the names of its metrics.
     owner: ``owned_by`` of its models at ``/v1/models``; empty if it states none.
+    fetched_tokens: Names of prompt tokens that a KV connector fetched.
     drafts: True if it drafts tokens, None if unknown, by its metrics.
     """
 
@@ -68,6 +69,7 @@ class ServerKind:
     iterations: tuple[str, ...] = ()
     preemptions: tuple[str, ...] = ()
     cached_tokens: tuple[str, ...] = ()
+    fetched_tokens: tuple[str, ...] = ()
     looked_up: tuple[str, ...] = ()
     generated: tuple[str, ...] = ()
     kv_tokens: tuple[str, ...] = ()
@@ -101,6 +103,7 @@ KINDS = (
             "vllm:prefix_cache_hits",
             "vllm:gpu_prefix_cache_hits_total",
         ),
+        fetched_tokens=("vllm:external_prefix_cache_hits_total", "vllm:external_prefix_cache_hits"),
         looked_up=(
             "vllm:prefix_cache_queries_total",
             "vllm:prefix_cache_queries",
@@ -154,13 +157,14 @@ def parse_metrics(text: str) -> ServerMetrics:
     cache = labels.get("vllm:cache_config_info", {})
     block, caching = _whole(cache.get("block_size")), cache.get("enable_prefix_caching")
     kv, speculates = _kv_tokens_of(cache), kind.drafts(totals)
+    cached = _first(totals, kind.cached_tokens)
     return ServerMetrics(
         engine=kind.name,
         running=_first(totals, kind.running),
         waiting=_first(totals, kind.waiting),
         iterations=_first(totals, kind.iterations),
         preemptions=_first(totals, kind.preemptions),
-        cached_tokens=_first(totals, kind.cached_tokens),
+        cached_tokens=None if cached is None else cached + (_first(totals, kind.fetched_tokens) or 0),
         looked_up=_first(totals, kind.looked_up),
         generated=_first(totals, kind.generated),
         kv_tokens=_first(totals, kind.kv_tokens) if kv is None else kv * max(1, len(engines)),

@@ -254,6 +254,12 @@ def test_more_hits_than_the_prompts_share_withhold_the_bound() -> None:
     assert audit_iterations(again, limits, budget_known=True).bound.certificate["kind"] == "tokens"
 
 
+def test_prompt_tokens_from_a_kv_connector_count_as_cached() -> None:
+    local, fetched = "vllm:prefix_cache_hits_total 32.0\n", "vllm:external_prefix_cache_hits_total 64.0\n"
+    assert parse_metrics(local + fetched).cached_tokens == 96
+    assert parse_metrics(local).cached_tokens == 32
+
+
 @pytest.mark.parametrize(
     ("labels", "unit"),
     [
