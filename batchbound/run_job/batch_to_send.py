@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from ..data.arrays import IntArray
 from ..data.files.disk import InputError, read_json_object, read_text
@@ -83,7 +84,7 @@ class ServerOptions:
     ca
         File of certificates to trust; by default those of the system and of ``SSL_CERT_FILE``.
     longest_completion
-        Cap in tokens of completions that have none; with ``retry`` of those cut, of each that is sent.
+        Cap in tokens of completions that have none; with ``retry`` of those cut, of each with a lower one.
     temperature
         Sampling temperature of requests that state none.
     retry
@@ -244,6 +245,14 @@ class Batch:
         output = np.empty_like(self.output)
         output[ran.position] = ran.completion_tokens
         return replace(self, output=output, unknown=0, earlier=True)
+
+    def under_cap(self, cap: int, sent: npt.NDArray[np.bool_]) -> Batch:
+        """Return the batch with the caps of a retry as lengths; those of unsent rows order nothing.
+
+        cap: New cap of rows with a lower one.
+        sent: True for rows to send, shape (requests,).
+        """
+        return replace(self, output=np.where(sent, np.maximum(self.output, cap), cap), unknown=0)
 
     def learns_from(self, ran: ServerRun) -> bool:
         """Return whether a run gives each request's length for the next one."""

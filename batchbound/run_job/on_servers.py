@@ -19,7 +19,7 @@ from ..data.files.disk import InputError
 from ..data.files.outputs import refuse_outputs
 from ..data.iteration_plan import IterationPlan
 from ..data.iterations import EngineLimits
-from ..data.readers.completions import is_parquet_name, output_lines, write_completions
+from ..data.readers.completions import Endings, is_parquet_name, output_lines, write_completions
 from ..data.readers.request_fields import near_field
 from ..data.readers.server_batch import prompt_groups
 from ..data.readers.server_metrics import ServerMetrics
@@ -27,7 +27,7 @@ from ..data.readers.server_run import ServerCount, ServerRun, WholeJob
 from ..planning.release import FILE_ORDER, LONGEST_FIRST, PLAN, best_release, named_release
 from .batch_to_send import Batch, ServerOptions, read_batch, run_in, run_of
 from .beginnings import Beginnings, keep_rates, queued, read_beginnings, traced, tree_release
-from .outputs import run_digest
+from .outputs import NOTHING_CUT, run_digest
 from .server_result import ServerResult
 
 if TYPE_CHECKING:
@@ -71,18 +71,29 @@ def run_on_servers(
     errors = errors_path(output)
     check_urls(options.urls)
     identity = _identity(options)
+    cap = options.longest_completion if "cut" in options.retry else None
+    if cap is not None and overwrite:
+        raise InputError("--overwrite has no effect with --retry cut", hint="Leave one of the two out.")
     if not overwrite and (finished := _unchanged(plan, options, outputs, run_digest(identity))) is not None:
         return finished
     batch = read_batch(plan, options)
     _remark_fields(batch, options, remark)
     read = [batch.path, plan, *options.files(), journal_path(output)]
     continues = not overwrite and _continues(output, trace, run_digest(identity))
+    if cap is not None and not continues and not journal_path(output).exists():
+        raise InputError(NOTHING_CUT, file=output, hint="Leave --retry out.")
     if continues:
-        kept = kept_rows(output_lines(output), batch.requests, options.retry, output)
+        kept = kept_rows(
+            output_lines(output), batch.requests, options.retry, output, cap, _largest_cap(trace)
+        )
+        _check_raised(kept, cap, output, remark)
         ran = run_in(trace)
         if ran is not None and kept.done.all():
             return _finished_before(ran, options, len(batch.requests), len(kept.failed), batch.iterations)
-    batch = batch.with_earlier(options, trace, run_digest(identity))
+    if cap is None:
+        batch = batch.with_earlier(options, trace, run_digest(identity))
+    elif not batch.lengths_known(options):
+        batch = batch.under_cap(cap, ~kept.done if continues else np.zeros(len(batch.requests), np.bool_))
     if batch.earlier:
         remark(f"lengths are those of the earlier run in {trace}, as each request is greedy or has a seed")
     # Existing outputs may come from an earlier part of this run, as checked below.
@@ -94,7 +105,7 @@ def run_on_servers(
         1,
         model=options.model,
         retry=options.retry,
-        cap=options.longest_completion if "cut" in options.retry else None,
+        cap=cap,
         headers=options.sent_headers,
         ca=options.ca,
     )
@@ -102,7 +113,8 @@ def run_on_servers(
     slots = _slots(options, batch, facts)
     _check_facts(facts, options.model, batch, remark)
     unnamed = _unnamed_model(facts, options.model, batch)
-    served = {} if unnamed is None else {"served": unnamed}
+    journaled = identity | ({} if unnamed is None else {"served": unnamed})
+    journaled |= {} if cap is None else {"retry": {"cut": cap}}
     options = _as_planned(options, batch, facts, remark)
     metrics = [fact.metrics for fact in facts if fact.metrics is not None]
     # Each engine behind an address has its own slots.
@@ -114,8 +126,8 @@ def run_on_servers(
     beginnings = read_beginnings(job, batch, options, facts, slots, remark)
     job, release = _in_order(job, batch, options, slots, limits, beginnings, remark)
     if continues:
-        _restore(output, batch, kept, identity | served)
-    with Journal(journal_path(output), identity | served, options.tuned.journal_sync_seconds) as journal:
+        _restore(output, batch, kept, journaled)
+    with Journal(journal_path(output), journaled, options.tuned.journal_sync_seconds) as journal:
         refuse_outputs((*outputs, errors), overwrite or journal.ending, read)
         kept = job.kept(journal)
         resumed = int(kept.done.sum())
@@ -148,13 +160,34 @@ def run_on_servers(
     )
 
 
+def _largest_cap(trace: Path) -> int:
+    """Return the largest cap that cut a completion of a run; 0 if unknown."""
+    endings = Endings.of(ServerRun.header(trace).endings)
+    return 0 if endings is None else endings.cap
+
+
+def _check_raised(kept: KeptRows, cap: int | None, output: Path, remark: Callable[[str], None]) -> None:
+    """Tell the cut rows whose cap is not raised; refuse a cap that raises none."""
+    if cap is None or not kept.long:
+        return
+    count, least, most = len(kept.long), min(kept.long), max(kept.long)
+    completions = "1 cut completion has" if count == 1 else f"{count:,} cut completions have"
+    if not kept.cut.any():
+        what = f"--longest-completion {cap} raises no cap: {completions} at least {least} tokens, or that cap"
+        hint = f"Give more than {least} tokens; {2 * most} raises each."
+        raise InputError(what, file=output, hint=hint)
+    remark(
+        f"{completions} {cap} tokens or more, or such a cap: kept as {'it is' if count == 1 else 'they are'}"
+    )
+
+
 def _remark_fields(batch: Batch, options: ServerOptions, remark: Callable[[str], None]) -> None:
     """Tell fields that are likely misspelt, and a cap without effect."""
     for name, line in batch.requests.fields.items():
         if (near := near_field(name, _MISSPELT)) is not None:
             remark(f"{batch.path}, line {line}, field 'body.{name}': sent as it is; did you mean {near}?")
     cap = options.longest_completion
-    if cap is not None and "cut" not in options.retry and not batch.requests.uncapped:
+    if cap is not None and "cut" not in options.retry and not batch.requests.uncapped.any():
         remark(f"--longest-completion {cap} has no effect: each request has a cap of its own")
 
 

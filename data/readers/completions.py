@@ -198,6 +198,20 @@ def batch_completions(lines: Iterable[Mapping[str, Any]]) -> Iterator[BatchCompl
             yield failed
 
 
+def cut_tokens(line: Mapping[str, Any], cap: int) -> int:
+    """Return the most tokens that a cut completion of an output line has.
+
+    cap: Largest cap that may have cut it; 0 if unknown. A line tells the tokens of its completions together.
+    """
+    rows = [row for row in batch_completions([line]) if row.error is None]
+    tokens = (rows[0].completion_tokens or 0) if rows else 0
+    cut = sum(row.finish_reason == "length" for row in rows)
+    if len(rows) < 2 or not cut or not tokens:
+        return tokens or cap
+    most = (tokens - len(rows) + cut) // cut
+    return min(most, cap) if cap else most
+
+
 def output_lines(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
     """Yield the lines of an output file; those of a table hold what it keeps of them."""
     if is_parquet_name(path):

@@ -140,7 +140,7 @@ class ServerBatch(Sequence[ServerRequest]):
     repeats: True if each request is greedy or has a seed, so that lengths repeat in another run.
     salted: True if a request has a ``cache_salt``.
     fields: First line of each field of a body.
-    uncapped: True if a request has no cap of its own.
+    uncapped: True for requests without a cap of their own, shape (requests,).
     """
 
     def __init__(
@@ -195,7 +195,7 @@ class ServerBatch(Sequence[ServerRequest]):
         self.kind = np.asarray(kind).view(np.int32)
         said = np.frombuffer(bytes(self._flags), np.uint8)
         self.several, self.ids = (said & _SEVERAL).astype(np.bool_), (said & _IDS).astype(np.bool_)
-        self.uncapped = bool((said & _OPEN).any())
+        self.uncapped = (said & _OPEN).astype(np.bool_)
         self._endpoints, self.kinds = list(self._urls), list(self._kinds)
 
     @classmethod
@@ -222,10 +222,10 @@ class ServerBatch(Sequence[ServerRequest]):
         return ServerRequest(self.names[at], url, self._line[at], body, int(self.stated[at]) or None)
 
     def sent(self, at: int, cap: int | None = None) -> Sent:
-        """Return a request as it is sent; ``cap`` replaces its own."""
+        """Return a request as it is sent; a ``cap`` above its own replaces that."""
         flags, choices = self._flags[at], int(self.choices[at])
         url, body = self._endpoints[self._url[at]], self._text(2 * at + 1)
-        if cap is not None and url not in _READING:
+        if cap is not None and cap > self.caps[at] and url not in _READING:
             fields = {name: value for name, value in decoded(body).items() if name not in _CAPS}
             body = encoded({**fields, _cap_name(url): cap})
         elif flags & _OPEN and self._longest is not None:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...data.files.disk import InputError, shown
-from ...data.readers.completions import Endings, batch_completions, ending_of
+from ...data.readers.completions import Endings, batch_completions, cut_tokens, ending_of
 from ...data.readers.server_batch import ServerBatch
 
 
@@ -22,23 +22,35 @@ class KeptRows:
     done: True for rows that are not sent again, shape (requests,).
     failed: Names of all rows whose outcome is an error.
     endings: Endings of the completions that are done.
+    cut: True for rows to complete again under a higher cap, shape (requests,).
+    long: Tokens of the cut completions that such a cap would not lengthen.
     """
 
     done: npt.NDArray[np.bool_]
     failed: frozenset[str]
     endings: Endings
+    cut: npt.NDArray[np.bool_]
+    long: tuple[int, ...] = ()
 
 
 def kept_rows(
-    lines: Iterable[Mapping[str, Any]], batch: ServerBatch, retry: Iterable[str], file: Path
+    lines: Iterable[Mapping[str, Any]],
+    batch: ServerBatch,
+    retry: Iterable[str],
+    file: Path,
+    cap: int | None = None,
+    largest: int = 0,
 ) -> KeptRows:
     """Return the rows that output lines finish; refuse lines of other rows.
 
     retry: Endings of rows to send again, of :func:`.ending_of`.
     file: File of the lines, for errors.
+    cap: New cap of cut rows; those that have as many tokens, or a cap of their own as large, are done.
+    largest: Largest cap that cut a row before.
     """
     again, done, failed = frozenset(retry), np.zeros(len(batch), dtype=np.bool_), set[str]()
     changed, endings = list[str](), Endings()
+    cut, long = np.zeros_like(done), list[int]()
     for line in lines:
         name, ending = str(line["custom_id"]), ending_of(line)
         place = batch.names.find(name)
@@ -51,12 +63,20 @@ def kept_rows(
             failed.add(name)
         else:
             failed.discard(name)
+        own = 0 if batch.uncapped[place] else int(batch.caps[place])
         done[place] = ending not in again
+        if ending == "cut":
+            tokens = cut_tokens(line, max(own, largest))
+            if cap is not None and ending in again:
+                cut[place] = max(tokens, own) < cap
+                done[place] = not cut[place]
+                long += [] if cut[place] else [max(tokens, own)]
+            own = max(own, tokens)
         if done[place]:
-            endings.add(batch_completions([line]), int(batch.caps[place]) or None)
+            endings.add(batch_completions([line]), own or None)
     if changed:
         and_others = f" and {len(changed) - 1} others" if len(changed) > 1 else ""
         message = f"row {shown(changed[0])}{and_others} had another body when it was finished"
         hint = "Give a changed row a new custom_id, name another output, or say --overwrite."
         raise InputError(message, file=file, hint=hint)
-    return KeptRows(done, frozenset(failed), endings)
+    return KeptRows(done, frozenset(failed), endings, cut, tuple(long))

@@ -69,7 +69,7 @@ class ServerJob:
         saves iterations. None keeps the order.
     deadline: Seconds after which requests without an outcome become ``batch_expired``; None for no limit.
     retry: Endings of rows of an earlier part to send again, such as ``failed``.
-    cap: Cap of each completion that is sent; None keeps the rows' own.
+    cap: Cap of each completion that is sent, if its own is lower; None keeps the rows' own.
     headers: Headers of each request beside our own.
     ca: File of certificates to trust; None for those of the system.
     waiting: Least completions beyond the slots that wait at each server, so that it admits in this order.
@@ -173,14 +173,15 @@ class ServerJob:
         reordering = self._reordering(batch, journal)
         order = np.asarray(self.order if reordering is None else reordering.given, dtype=np.int64)
         left = order[~kept.done[order]]
-        served = _Log(batch)
+        caps = batch.caps if self.cap is None else np.maximum(batch.caps, self.cap)
+        served = _Log(batch, caps)
         failed = set(kept.failed)
 
         def keep(found: Sequence[Served]) -> None:
             lines = [(batch.names[one.request], _line_of(batch, one)) for one in found]
             journal.append_all(lines)
             for one, (_, line) in zip(found, lines, strict=True):
-                kept.endings.add(batch_completions([line]), self.cap or int(batch.caps[one.request]) or None)
+                kept.endings.add(batch_completions([line]), int(caps[one.request]) or None)
                 (failed.discard if one.reply.kind is Kind.ANSWERED else failed.add)(batch.names[one.request])
                 usage = usage_of(one.reply.body if one.reply.kind is Kind.ANSWERED else None)
                 served.add(one, usage)
@@ -280,8 +281,8 @@ def _reorder(dispatch: Dispatch, reordering: Reordering, left: int) -> None:
 class _Log:
     """Compact record of the served requests."""
 
-    def __init__(self, batch: ServerBatch) -> None:
-        self._batch = batch
+    def __init__(self, batch: ServerBatch, caps: IntArray) -> None:
+        self._batch, self._caps = batch, caps
         self._numbers = array.array("q")
         self._times = array.array("d")
         self._lengths: dict[int, tuple[int, ...]] = {}
@@ -293,7 +294,7 @@ class _Log:
         """Note an outcome, with its tokens of prompt and completion."""
         answered = one.reply.kind is Kind.ANSWERED
         if answered and self._batch.choices[one.request] > 1:
-            cap = int(self._batch.caps[one.request])
+            cap = int(self._caps[one.request])
             self._lengths[one.request] = lengths_of(one.reply.body, usage[1], cap)
         self._numbers.extend((one.request, one.server, not answered, *usage))
         self._times.extend((one.sent, one.finished))
