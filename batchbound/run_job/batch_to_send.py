@@ -6,10 +6,10 @@ import json
 import os
 import re
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from ..data.iterations import Sequences
 from ..data.plan import Plan, holds_requests
 from ..data.prompts.columns import PromptColumns
 from ..data.prompts.table import is_prompt_table
+from ..data.readers.completions import ending_of, output_lines
 from ..data.readers.server_batch import ServerBatch, completion_ids, planned_lengths, read_server_batch
 from ..data.readers.server_run import ServerRun
 from ..executor.jobs.params import RunParams
@@ -231,20 +232,18 @@ class Batch:
         stated = self.planned is not None or options.lengths is not None or self.earlier
         return stated or bool(self.requests.stated.any())
 
-    def with_earlier(self, options: ServerOptions, trace: Path, run: str) -> Batch:
-        """Return the batch with the lengths of an earlier run, if they repeat.
+    def with_earlier(self, options: ServerOptions, output: Path, trace: Path, run: str) -> Batch:
+        """Return the batch with the lengths of an earlier run's completions, if they repeat.
 
-        trace: Trace of the earlier run.
+        output, trace: Completions and trace of the earlier run.
         run: Digest of this run, which the earlier one must have.
         """
-        if self.lengths_known(options) or not self.requests.repeats or run_of(trace) != run:
+        if self.lengths_known(options) or not self.requests.repeats:
             return self
-        ran = run_in(trace)
-        if ran is None or not self.learns_from(ran):
+        if run_of(trace) != run or not output.is_file():
             return self
-        output = np.empty_like(self.output)
-        output[ran.position] = ran.completion_tokens
-        return replace(self, output=output, unknown=0, earlier=True)
+        lengths = self.repeated_lengths(output_lines(output))
+        return self if lengths is None else replace(self, output=lengths, unknown=0, earlier=True)
 
     def under_cap(self, cap: int, sent: npt.NDArray[np.bool_]) -> Batch:
         """Return the batch with the caps of a retry as lengths; those of unsent rows order nothing.
@@ -254,12 +253,26 @@ class Batch:
         """
         return replace(self, output=np.where(sent, np.maximum(self.output, cap), cap), unknown=0)
 
-    def learns_from(self, ran: ServerRun) -> bool:
-        """Return whether a run gives each request's length for the next one."""
-        if not self.requests.repeats or len(ran) != len(self.requests):
-            return False
+    def repeated_lengths(self, lines: Iterable[Mapping[str, Any]]) -> IntArray | None:
+        """Return each request's length in the next run; None if output lines do not tell all."""
+        from ..executor.server.server_job import usage_of
+
+        batch = self.requests
         # Only the sum of several completions is known.
-        return bool((ran.choices == 1).all() and not ran.failed.any() and (ran.completion_tokens > 0).all())
+        if not batch.repeats or (batch.choices > 1).any():
+            return None
+        lengths = np.zeros_like(batch.caps)
+        for line in lines:
+            place = batch.names.find(str(line["custom_id"]))
+            if place is None or line.get("id") != batch.line_id(place):
+                continue
+            ending, cap = ending_of(line), int(batch.caps[place])
+            if ending in ("whole", "cut"):
+                tokens = usage_of(line["response"]["body"])[1]
+                # A completion cut at a lower cap goes on under a higher one.
+                lower = ending == "cut" and batch.uncapped[place] and tokens < cap
+                lengths[place] = 0 if lower else min(tokens, cap) if cap else tokens
+        return lengths if (lengths > 0).all() else None
 
     def had_lengths(self, options: ServerOptions) -> bool:
         """Return whether the run's lengths were those of its completions, as far as known."""

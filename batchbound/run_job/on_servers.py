@@ -91,11 +91,11 @@ def run_on_servers(
         if ran is not None and kept.done.all():
             return _finished_before(ran, options, len(batch.requests), len(kept.failed), batch.iterations)
     if cap is None:
-        batch = batch.with_earlier(options, trace, run_digest(identity))
+        batch = batch.with_earlier(options, output, trace, run_digest(identity))
     elif not batch.lengths_known(options):
         batch = batch.under_cap(cap, ~kept.done if continues else np.zeros(len(batch.requests), np.bool_))
     if batch.earlier:
-        remark(f"lengths are those of the earlier run in {trace}, as each request is greedy or has a seed")
+        remark(f"lengths are those of the earlier run in {output}, as each request is greedy or has a seed")
     # Existing outputs may come from an earlier part of this run, as checked below.
     refuse_outputs((*outputs, errors), overwrite or continues or journal_path(output).exists(), read)
     job = ServerJob(
@@ -140,6 +140,8 @@ def run_on_servers(
         raise RunStoppedError(outcome.stopped)
     name = run_digest(identity)
     ran = traced(outcome.run, beginnings, run_name=name, assumptions=assumptions, remark=remark)
+    repeats = best_order and cap is None and not batch.lengths_known(options)
+    repeats = repeats and batch.repeated_lengths(journal.finished.lines(journal.finished)) is not None
     _write(plan, batch, ran, outcome.failed, outputs, journal)
     rates = keep_rates(ran, limits, facts)
     stated = options.batched_tokens is not None
@@ -155,7 +157,7 @@ def run_on_servers(
         kv_stated=kv_stated,
         lengths_known=batch.had_lengths(options),
         planned_tokens=batch.output if batch.had_lengths(options) else None,
-        repeats=best_order and not batch.lengths_known(options) and batch.learns_from(ran),
+        repeats=repeats,
         rates=rates,
     )
 
