@@ -15,7 +15,7 @@ import numpy as np
 from ..data.arrays import IntArray
 from ..data.claims.assumptions import WHOLE_CONTEXT, Assumption
 from ..data.costs.model_shape import holds_whole_context
-from ..data.files.disk import InputError
+from ..data.files.disk import InputError, shown
 from ..data.files.outputs import refuse_outputs
 from ..data.iteration_plan import IterationPlan
 from ..data.iterations import EngineLimits
@@ -474,6 +474,14 @@ def _check_facts(
         if fact.models and missing:
             message = f"the server does not serve {missing[0]!r}, only {', '.join(fact.models)}"
             hint = f"Give --model {fact.models[0]}, for every request."
+            if model is None:
+                numbers = [k for k, (_, name) in enumerate(batch.requests.kinds) if name == missing[0]]
+                rows = np.flatnonzero(np.isin(batch.requests.kind, numbers))
+                first = batch.requests[int(rows[0])]
+                asking = f"{len(rows):,} of {len(batch.requests):,} rows"
+                message += f": {asking} {'names' if len(rows) == 1 else 'name'} it, first"
+                message += f" {shown(first.custom_id)} in line {first.line} of {batch.path}"
+                hint = f"{hint[:-1]}, or correct the {'row' if len(rows) == 1 else 'rows'}."
             raise InputError(message, where=f"--server {fact.url}", hint=hint)
 
 
@@ -544,7 +552,7 @@ def _release(
         if not batch.requests.repeats:
             remark(
                 "requests without temperature 0 or a seed: the next run cannot know their lengths;"
-                " --temperature 0 makes tables greedy"
+                " --temperature 0 makes those greedy that state none"
             )
         return replace(found, predicted=None)
     if found.predicted is None:

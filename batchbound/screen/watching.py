@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..data.files.disk import WriteError
 from ..data.plan import Plan
+from ..data.readers.completions import ending_of
 from ..options.run import JobOptions
 from .interrupts import terminating
 from .progress import plan_progress, progress
@@ -31,7 +32,7 @@ class Watch:
     def on_model(self, plan: Plan, journal: Journal) -> Iterator[Callable[[Stage, int], None]]:
         """Show progress, and end the process if a stage hangs."""
         self._running.append(journal)
-        _say_kept(journal, self._options.answers, "completions")
+        _say_kept(journal, self._options.answers, "completion")
         with _watched(plan, journal, self._options.stalled) as on_stage:
             yield on_stage
 
@@ -39,7 +40,9 @@ class Watch:
     def on_servers(self, left: int, journal: Journal) -> Iterator[Callable[[int], None]]:
         """Show progress by requests."""
         self._running.append(journal)
-        _say_kept(journal, self._options.answers, "requests")
+        lines = journal.finished.lines(journal.finished)
+        failed = sum(ending_of(line) in ("failed", "expired") for line in lines)
+        _say_kept(journal, self._options.answers, "request", failed)
         with progress(left, "requests") as advance:
             yield advance
 
@@ -159,10 +162,12 @@ def _abandon(journal: Journal, seconds: float) -> None:
     os._exit(1)
 
 
-def _say_kept(journal: Journal, output: str, what: str) -> None:
+def _say_kept(journal: Journal, output: str, what: str, failed: int = 0) -> None:
     """Print how much an earlier run finished, and damaged lines."""
     if journal.finished:
-        note(f"{output}: continuing after {len(journal.finished)} finished {what}")
+        count = len(journal.finished) - failed
+        errors = f" and {failed:,} failed" if failed else ""
+        note(f"{output}: continuing after {count:,} finished {what}{'' if count == 1 else 's'}{errors}")
     if journal.dropped:
         lines = ", ".join(map(str, journal.dropped[:10])) + (" ..." if len(journal.dropped) > 10 else "")
         warn(f"{journal.path}: damaged in line {lines}; their requests run again")

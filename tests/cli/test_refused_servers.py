@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from fake_server import Connection, FakeServer
+from killing import Killed, kill_at
 from server_batches import rows_of, run_words, write_batch
 
 import batchbound
@@ -269,3 +270,34 @@ def test_a_certificate_of_ones_own_is_named_or_trusted(
         assert "trust its certificate with --ca FILE or SSL_CERT_FILE" in said
         assert main([*command, "--ca", str(certificate)]) == 0
     assert len(rows_of(batch)) == 3
+
+
+def test_the_first_row_of_a_model_that_is_not_served_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch = write_batch(tmp_path / "in.jsonl", [2] * 6)
+    lines = batch.read_text().splitlines()
+    lines[2:4] = [line.replace('"fake"', '"smollm"') for line in lines[2:4]]
+    batch.write_text("\n".join(lines))
+    with FakeServer(4) as server:
+        assert main(run_words(batch, server, "--slots", "4")) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    asked = f"2 of 6 rows name it, first 'r2' in line 3 of {batch}."
+    assert f"does not serve 'smollm', only fake: {asked} Give --model fake" in said
+
+
+def test_failed_rows_of_a_stopped_run_are_counted_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = write_batch(tmp_path / "in.jsonl", [2] * 6)
+    with FakeServer(4, faults={"r1": [400]}) as server:
+        with monkeypatch.context() as patch:
+            kill_at(1, patch)
+            with pytest.raises(Killed):
+                main(run_words(batch, server, "--slots", "4"))
+        capsys.readouterr()
+        assert main(run_words(batch, server, "--slots", "4")) == 0
+    said = capsys.readouterr().err
+    assert "continuing after 5 finished requests and 1 failed" in said
+    assert "--temperature 0 makes those greedy that state none" in said
+    assert "tables" not in said
