@@ -27,7 +27,7 @@ from ..data.readers.server_run import ServerCount, ServerRun, WholeJob
 from ..planning.release import FILE_ORDER, LONGEST_FIRST, PLAN, best_release, named_release
 from .batch_to_send import Batch, ServerOptions, read_batch, run_in, run_of
 from .beginnings import Beginnings, keep_rates, queued, read_beginnings, traced, tree_release
-from .outputs import NOTHING_CUT, run_digest
+from .outputs import NOTHING_CUT, check_raised, run_digest
 from .server_result import ServerResult
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def run_on_servers(
         kept = kept_rows(
             output_lines(output), batch.requests, options.retry, output, cap, _largest_cap(trace)
         )
-        _check_raised(kept, cap, output, remark)
+        check_raised(int(kept.cut.sum()), kept.long, cap or 0, output, remark)
         ran = run_in(trace)
         if ran is not None and kept.done.all():
             return _finished_before(ran, options, len(batch.requests), len(kept.failed), batch.iterations)
@@ -166,21 +166,6 @@ def _largest_cap(trace: Path) -> int:
     """Return the largest cap that cut a completion of a run; 0 if unknown."""
     endings = Endings.of(ServerRun.header(trace).endings)
     return 0 if endings is None else endings.cap
-
-
-def _check_raised(kept: KeptRows, cap: int | None, output: Path, remark: Callable[[str], None]) -> None:
-    """Tell the cut rows whose cap is not raised; refuse a cap that raises none."""
-    if cap is None or not kept.long:
-        return
-    count, least, most = len(kept.long), min(kept.long), max(kept.long)
-    completions = "1 cut completion has" if count == 1 else f"{count:,} cut completions have"
-    if not kept.cut.any():
-        what = f"--longest-completion {cap} raises no cap: {completions} at least {least} tokens, or that cap"
-        hint = f"Give more than {least} tokens; {2 * most} raises each."
-        raise InputError(what, file=output, hint=hint)
-    remark(
-        f"{completions} {cap} tokens or more, or such a cap: kept as {'it is' if count == 1 else 'they are'}"
-    )
 
 
 def _remark_fields(batch: Batch, options: ServerOptions, remark: Callable[[str], None]) -> None:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +23,25 @@ if TYPE_CHECKING:
 
 
 NOTHING_CUT = "no finished run whose cut completions could run again"
+
+
+def check_raised(
+    raised: int, long: Sequence[int], cap: int, output: Path, remark: Callable[[str], None]
+) -> None:
+    """Tell the cut rows whose cap a retry does not raise; refuse a cap that raises none.
+
+    long: Tokens, or the larger cap, of each of these rows.
+    """
+    if not long:
+        return
+    completions = "1 cut completion has" if len(long) == 1 else f"{len(long):,} cut completions have"
+    if not raised:
+        least = f"at least {min(long)} tokens, or that cap"
+        what = f"--longest-completion {cap} raises no cap: {completions} {least}"
+        hint = f"Give more than {min(long)} tokens; {2 * max(long)} raises each."
+        raise InputError(what, file=output, hint=hint)
+    kept = "it is" if len(long) == 1 else "they are"
+    remark(f"{completions} {cap} tokens or more, or such a cap: kept as {kept}")
 
 
 def trace_paths(trace: str, replicas: int) -> list[Path]:

@@ -19,6 +19,7 @@ from ..data.readers.completions import (
     BatchCompletion,
     Endings,
     batch_completions,
+    cut_tokens,
     is_parquet_name,
     output_lines,
     read_completions,
@@ -30,7 +31,7 @@ from ..planning.fleet import shared_out
 from .configuration import refuse_unused, serving
 from .load import load_job, prompts_path
 from .options import ModelOptions, RunOptions
-from .outputs import NOTHING_CUT, RunFiles, finished_before, run_digest, run_identity
+from .outputs import NOTHING_CUT, RunFiles, check_raised, finished_before, run_digest, run_identity
 
 if TYPE_CHECKING:
     from ..data.trace import Stage
@@ -111,12 +112,12 @@ def run_on_model(
     if not overwrite and files.output.is_file() and not journal_path(files.output).exists():
         # Weights can take minutes to load; a finished job needs none.
         job = load_job(chosen, path, source, options, lambda _: None, weights=False)
-        finished = _finished(chosen, files, job, run_identity(loaded, job, source, options))
+        finished = _finished(chosen, files, job, run_identity(loaded, job, source, options), remark)
         if finished is not None:
             return finished
     job = load_job(chosen, path, source, options, remark)
     identity = run_identity(loaded, job, source, options)
-    if not overwrite and (finished := _finished(chosen, files, job, identity)) is not None:
+    if not overwrite and (finished := _finished(chosen, files, job, identity, remark)) is not None:
         return finished
     if job.cut_cap is not None and not journal_path(files.output).exists():
         raise InputError(NOTHING_CUT, file=files.output, hint="Leave --retry out.")
@@ -149,24 +150,33 @@ def _repeated(job: Job, journal: Journal, rows: int) -> dict[str, object]:
     return {"digest": digest_of(job.lines(journal)), **facts_of_bits(job.model, rows)}
 
 
-def _finished(chosen: Plan, files: RunFiles, job: Job, identity: Mapping[str, object]) -> RunResult | None:
+def _finished(
+    chosen: Plan, files: RunFiles, job: Job, identity: Mapping[str, object], remark: Callable[[str], None]
+) -> RunResult | None:
     if not finished_before(files, job, identity):
         return None
     # Planning again for the replicas may give a different plan.
     chosen = Plan.load(files.shared) if files.shared is not None and files.shared.is_file() else chosen
-    if job.cut_cap is not None and _begin_retry(files.output, job, identity):
-        return None
-    written, traces = read_completions(files.output), files.read_traces(chosen, run_digest(identity))
+    traces = files.read_traces(chosen, run_digest(identity))
+    if job.cut_cap is not None:
+        largest = Endings.of(traces[0].engine.get("endings"))
+        if _begin_retry(files.output, job, identity, 0 if largest is None else largest.cap, remark):
+            return None
+    written = read_completions(files.output)
     endings = Endings()
     endings.add(written)
     return RunResult(chosen, files, written, traces, report(chosen, traces), endings, finished_before=True)
 
 
-def _begin_retry(output: Path, job: Job, identity: Mapping[str, object]) -> bool:
+def _begin_retry(
+    output: Path, job: Job, identity: Mapping[str, object], largest: int, remark: Callable[[str], None]
+) -> bool:
     """Write the journal of a finished run again without what was cut below the new cap; return if any was."""
     from ..executor.jobs.journal import Journal, journal_path
 
-    again = job.cut_below_cap(output_lines(output))
+    assert job.cut_cap is not None
+    again, long = job.cut_below_cap(output_lines(output), largest)
+    check_raised(len(again), long, job.cut_cap, output, remark)
     if again:
         kept = job.kept(output_lines(output), again)
         Journal.restore(journal_path(output), _journal_identity(identity, job), kept)
@@ -184,7 +194,9 @@ def _endings(job: Job, journal: Journal) -> Endings:
     raised = np.where(retries & (job.most_tokens < job.room), job.most_tokens, 0)
     caps = dict(zip((record.custom_id for record in job.prompts.records), raised.tolist(), strict=True))
     for line in job.lines(journal):
-        endings.add(batch_completions([line]), caps[str(line["custom_id"])])
+        cap = caps[str(line["custom_id"])]
+        # A completion that a retry kept may have more tokens than its cap.
+        endings.add(batch_completions([line]), cap and max(cap, cut_tokens(line, cap)))
     return endings
 
 

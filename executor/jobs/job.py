@@ -19,7 +19,7 @@ from ...data.plan import Plan
 from ...data.problem import Problem
 from ...data.readers.completions import (
     answer_line,
-    batch_completions,
+    cut_tokens,
     ending_of,
     error_line,
     joined_line,
@@ -306,19 +306,26 @@ class Job:
             line = lines[0] if len(lines) == 1 else joined_line(lines, records[0].samples)
             yield {**line, DIGEST: digest_of(lines)} if self.repeatable else line
 
-    def cut_below_cap(self, lines: Iterable[Mapping[str, Any]]) -> frozenset[str]:
-        """Return the rows of output lines that end at a cap below ``cut_cap`` and the model's positions."""
+    def cut_below_cap(
+        self, lines: Iterable[Mapping[str, Any]], largest: int = 0
+    ) -> tuple[frozenset[str], tuple[int, ...]]:
+        """Return the rows that ``cut_cap`` lengthens, and the tokens of cut ones that a higher cap would.
+
+        largest: Largest cap that cut a completion before.
+        """
         by_name = {record.custom_id: place for place, record in enumerate(self.prompts.records)}
-        own, most = replace(self, cut_cap=None).most_tokens, self.most_tokens
-        cut = set()
+        own, most, room = replace(self, cut_cap=None).most_tokens, self.most_tokens, self.room
+        again, long = set[str](), list[int]()
         for line in lines:
+            if ending_of(line) != "cut":
+                continue
             place = by_name[str(line["custom_id"])]
-            tokens = [row.completion_tokens or 0 for row in batch_completions([line])]
-            # A line tells the tokens of all its completions together.
-            before = tokens[0] if len(tokens) == 1 else own[place]
-            if ending_of(line) == "cut" and before < most[place]:
-                cut.add(str(line["custom_id"]))
-        return frozenset(cut)
+            tokens = cut_tokens(line, max(int(own[place]), largest))
+            if tokens < most[place]:
+                again.add(str(line["custom_id"]))
+            elif tokens < room[place]:
+                long.append(tokens)
+        return frozenset(again), tuple(long)
 
     def kept(
         self, lines: Iterable[dict[str, Any]], again: Container[str]

@@ -60,19 +60,36 @@ def test_the_command_on_the_end_screen_completes_cut_rows_and_keeps_the_others(
     assert "were cut" not in capsys.readouterr().out.splitlines()[-1]
 
 
-def test_rows_that_the_cap_or_the_model_would_cut_again_are_kept(
-    job: list[bytes], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*RETRY[:-1], "2"]) == 0
-    assert "this job is finished" in capsys.readouterr().err
+def test_a_cap_that_raises_none_is_refused(job: list[bytes], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*RETRY[:-1], "2"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "--longest-completion 2 raises no cap: 2 cut completions have at least 2 tokens" in said
+    assert Path("answers.jsonl").read_bytes().splitlines() == job
     assert main([*RETRY[:-1], "4"]) == 0
     after = Path("answers.jsonl").read_bytes()
-    capsys.readouterr()
-    assert main([*RETRY[:-1], "4"]) == 0
-    assert "this job is finished" in capsys.readouterr().err
+    assert main([*RETRY[:-1], "3"]) == 2
+    assert "Give more than 4 tokens" in " ".join(capsys.readouterr().err.split())
     assert main(RUN) == 0
     assert "this job is finished" in capsys.readouterr().err
     assert Path("answers.jsonl").read_bytes() == after
+
+
+def test_rows_with_more_tokens_than_the_new_cap_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [{"custom_id": f"q{k}", "body": {"prompt": f"Spell {k}.", "max_tokens": k}} for k in (1, 2, 4)]
+    Path("prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert main([*RUN[:-1], "1"]) == 0
+    before = [row.completion_tokens for row in read_completions("answers.jsonl")]
+    assert before == [1, 2, 4]
+    capsys.readouterr()
+    assert main([*RETRY[:-1], "3"]) == 0
+    said = capsys.readouterr()
+    assert "1 cut completion has 3 tokens or more" in " ".join(said.err.split())
+    assert "3 of 3 completions were cut at a cap of at most 4 tokens" in said.out
+    after = {row.custom_id: row.completion_tokens for row in read_completions("answers.jsonl")}
+    assert after == {"q1": 3, "q2": 3, "q4": 4}
 
 
 @pytest.mark.parametrize("call", [1, 2, 3, 4, 5])
