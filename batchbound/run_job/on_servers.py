@@ -106,6 +106,7 @@ def run_on_servers(
         model=options.model,
         retry=options.retry,
         cap=cap,
+        earlier=kept.lines if continues else {},
         headers=options.sent_headers,
         ca=options.ca,
     )

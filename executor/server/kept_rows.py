@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ class KeptRows:
     endings: Endings of the completions that are done.
     cut: True for rows to complete again under a higher cap, shape (requests,).
     long: Tokens of the cut completions that such a cap would not lengthen.
+    lines: Lines of the completions to complete again, by row; they stay if that fails.
     """
 
     done: npt.NDArray[np.bool_]
@@ -31,6 +32,7 @@ class KeptRows:
     endings: Endings
     cut: npt.NDArray[np.bool_]
     long: tuple[int, ...] = ()
+    lines: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def kept_rows(
@@ -50,7 +52,7 @@ def kept_rows(
     """
     again, done, failed = frozenset(retry), np.zeros(len(batch), dtype=np.bool_), set[str]()
     changed, endings = list[str](), Endings()
-    cut, long = np.zeros_like(done), list[int]()
+    cut, long, cut_lines = np.zeros_like(done), list[int](), dict[int, Mapping[str, Any]]()
     for line in lines:
         name, ending = str(line["custom_id"]), ending_of(line)
         place = batch.names.find(name)
@@ -70,6 +72,8 @@ def kept_rows(
             if cap is not None and ending in again:
                 cut[place] = max(tokens, own) < cap
                 done[place] = not cut[place]
+                if cut[place]:
+                    cut_lines[place] = line
                 long += [] if cut[place] else [max(tokens, own)]
             own = max(own, tokens)
         if done[place]:
@@ -79,4 +83,4 @@ def kept_rows(
         message = f"row {shown(changed[0])}{and_others} had another body when it was finished"
         hint = "Give a changed row a new custom_id, name another output, or say --overwrite."
         raise InputError(message, file=file, hint=hint)
-    return KeptRows(done, frozenset(failed), endings, cut, tuple(long))
+    return KeptRows(done, frozenset(failed), endings, cut, tuple(long), cut_lines)

@@ -70,6 +70,7 @@ class ServerJob:
     deadline: Seconds after which requests without an outcome become ``batch_expired``; None for no limit.
     retry: Endings of rows of an earlier part to send again, such as ``failed``.
     cap: Cap of each completion that is sent, if its own is lower; None keeps the rows' own.
+    earlier: Lines of cut completions that are sent again, by row; they stay if that fails.
     headers: Headers of each request beside our own.
     ca: File of certificates to trust; None for those of the system.
     waiting: Least completions beyond the slots that wait at each server, so that it admits in this order.
@@ -91,6 +92,7 @@ class ServerJob:
     deadline: float | None = None
     retry: Sequence[str] = ()
     cap: int | None = None
+    earlier: Mapping[int, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     ca: str | None = None
     waiting: int = 0
@@ -178,11 +180,12 @@ class ServerJob:
         failed = set(kept.failed)
 
         def keep(found: Sequence[Served]) -> None:
-            lines = [(batch.names[one.request], _line_of(batch, one)) for one in found]
+            lines = [self._line_of(batch, one) for one in found]
             journal.append_all(lines)
-            for one, (_, line) in zip(found, lines, strict=True):
+            for one, (name, line) in zip(found, lines, strict=True):
                 kept.endings.add(batch_completions([line]), int(caps[one.request]) or None)
-                (failed.discard if one.reply.kind is Kind.ANSWERED else failed.add)(batch.names[one.request])
+                done = one.reply.kind is Kind.ANSWERED or remarks.stays(self.earlier, one)
+                (failed.discard if done else failed.add)(name)
                 usage = usage_of(one.reply.body if one.reply.kind is Kind.ANSWERED else None)
                 served.add(one, usage)
                 if reordering is not None:
@@ -243,13 +246,25 @@ class ServerJob:
             )
         ]
         if sender.expired:
-            for position in left.tolist():
-                if (name := batch.names[position]) not in journal.finished:
-                    line = failed_line(name, batch.line_id(position), EXPIRED, EXPIRED_MESSAGE)
-                    journal.append(name, line)
-                    failed.add(name)
+            failed |= self._expire(journal, batch, left.tolist())
         ran = replace(served.record(self, counts, dispatch), endings=kept.endings.facts())
         return ServerOutcome(ran, len(failed), stopped)
+
+    def _line_of(self, batch: ServerBatch, served: Served) -> tuple[str, Mapping[str, Any]]:
+        """Return a row's name and its line: the earlier one of a cut completion if a retry failed."""
+        name, earlier = batch.names[served.request], self.earlier.get(served.request)
+        stays = earlier is not None and served.reply.kind is not Kind.ANSWERED
+        return name, earlier if earlier is not None and stays else _line_of(batch, served)
+
+    def _expire(self, journal: Journal, batch: ServerBatch, rows: Sequence[int]) -> set[str]:
+        """End rows without an outcome; return the names of those that have no earlier completion."""
+        failed = set[str]()
+        for row in rows:
+            if (name := batch.names[row]) not in journal.finished:
+                expired = failed_line(name, batch.line_id(row), EXPIRED, EXPIRED_MESSAGE)
+                journal.append(name, self.earlier.get(row, expired))
+                failed |= set() if row in self.earlier else {name}
+        return failed
 
     def _reordering(self, batch: ServerBatch, journal: Journal) -> Reordering | None:
         if self.planned is not None:
@@ -342,6 +357,12 @@ class _Remarks:
         does = f"the run waits {wait:,.0f} s{asked} (--outage)" if asked else ""
         does = does or f"it asks to wait {wait:,.0f} s, and the run does"
         self.remark(f"{self.facts[k].url}: {reply.message}; {does}")
+
+    def stays(self, earlier: Mapping[int, object], served: Served) -> bool:
+        """Tell a failed retry whose cut completion stays; return whether there is one."""
+        if served.request in earlier:
+            self.remark(f"a cut completion is kept, as its retry failed: {served.reply.message}")
+        return served.request in earlier
 
     def outage(self, outage: Outage) -> None:
         url, now = self.facts[outage.server].url, time.time()

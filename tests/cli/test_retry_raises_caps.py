@@ -38,6 +38,20 @@ def test_only_rows_whose_cap_rises_are_sent_again(tmp_path: Path, capsys: pytest
     assert "by caps" not in said
 
 
+def test_a_cut_completion_stays_where_its_retry_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch = write_batch(tmp_path / "in.jsonl", CAPS)
+    with FakeServer(4) as server:
+        assert main(words_of(batch, server)) == 0
+        server.faults["r0"] = ["hang", 400]
+        capsys.readouterr()
+        assert main(words_of(batch, server, "--retry", "cut", "--longest-completion", "32")) == 0
+        said = " ".join(capsys.readouterr().err.split())
+    assert tokens_of(batch) == [8, 32, 48, 96]
+    assert "a cut completion is kept, as its retry failed: HTTP 400: fault 400" in said
+
+
 def test_the_screen_names_the_largest_cap_after_a_retry(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
