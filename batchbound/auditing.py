@@ -220,16 +220,19 @@ def _server_run(options: AuditOptions) -> Audit:
         raise InputError(str(error), file=options.run, hint="Nothing can be audited.") from None
     _confirm(verify_iterations(found.sequences, found.limits, found.bound, found.drafts))
     tables, lost, remarks = _counted(found)
+    if ran.counted_beside is not None:
+        remarks = (*remarks, ran.counted_beside)
     endings = Endings.of(ran.endings)
     if endings is not None and endings.line is not None:
         alone = f"; the same run with {endings.retry} sends these alone" if endings.retry else ""
         remarks = (*remarks, endings.line + alone)
+    no_seconds = engines > 1 or found.broken or found.drafts != 0 or ran.abandoned
     if engines > 1:
         remarks = (*remarks, "no seconds: they are fitted to one engine, and there are several")
     elif found.broken or found.drafts != 0:
         remarks = (*remarks, "no seconds: an assumption of their bound is broken")
     cache = None if options.html is None else cache_picture(ran, limits)
-    if engines > 1 or found.broken or found.drafts != 0:
+    if no_seconds:
         claims, defect = found.assumptions, found.is_defect
         return Audit(tables, remarks, lost, claims=claims, is_defect=defect, cache=cache)
     done = np.flatnonzero(ran.failed == 0)

@@ -311,7 +311,7 @@ class _FleetSearch:
             or not 1 < len(self._busy) <= len(self._fleet)
         ):
             return ""
-        return f"no time for {untried_rules} of {len(names)} built-in rules"
+        return f"the search ended before {untried_rules} of {len(names)} simple rules were tried"
 
     def _rules(self) -> Iterator[tuple[str, IntArray]]:
         dispatched = list(self._dispatched())

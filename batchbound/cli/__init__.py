@@ -17,6 +17,7 @@ from ..screen.interrupts import heeding, terminating
 from ..screen.streams import output_lost, prepare_streams, say
 from ..screen.terminal import INTERRUPTED as INTERRUPTED
 from ..screen.terminal import WRONG_BOUND as WRONG_BOUND
+from ..screen.terminal import warn
 from ..version import __version__
 from .parser import Parser, record_of
 
@@ -197,13 +198,26 @@ def _set_options(parser: Parser, record: type[Record], run: Callable[[Record], i
 def _set_voice(args: argparse.Namespace) -> None:
     from ..listening import LISTENER, Listener
     from ..screen.progress import progress, working
-    from ..screen.terminal import note, set_voice, warn
+    from ..screen.terminal import note, set_voice
 
     LISTENER.set(Listener(note, warn, working, progress, silent=args.quiet))
     set_voice(quiet=args.quiet, verbose=args.verbose)
+    logger = logging.getLogger("batchbound")
+    logger.addHandler(_HANDLER)
+    _HANDLER.setLevel(logging.INFO if args.verbose else logging.WARNING)
     if args.verbose:
-        logging.basicConfig(format="batchbound: %(message)s", stream=sys.stderr)
-        logging.getLogger("batchbound").setLevel(logging.INFO)
+        logger.setLevel(logging.INFO)
+
+
+class _Spoken(logging.Handler):
+    """Print what the library logs as a remark."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one message."""
+        warn(self.format(record))
+
+
+_HANDLER = _Spoken()
 
 
 def _failed(message: str, status: int) -> int:

@@ -324,7 +324,7 @@ def keep_rates(run: ServerRun, limits: EngineLimits, facts: Sequence[ServerFacts
     engine = engine_limits(run, limits)
     if run.tree is None or not len(run.tree.parent) or engine is None:
         return None
-    if run.failed.any() or (run.completion_tokens < 1).any():
+    if run.abandoned or run.failed.any() or (run.completion_tokens < 1).any():
         return None
     if run.unreachable > LEAST_OUTAGE * run.makespan:
         return None

@@ -130,7 +130,7 @@ def run_on_servers(
         _restore(output, batch, kept, journaled)
     with Journal(journal_path(output), journaled, options.tuned.journal_sync_seconds) as journal:
         refuse_outputs((*outputs, errors), overwrite or journal.ending, read)
-        kept = job.kept(journal)
+        kept = job.kept(journal, facts)
         resumed = int(kept.done.sum())
         left = len(kept.done) - resumed
         with nullcontext() if watching is None else watching(left, journal) as advance:
@@ -282,7 +282,7 @@ def _assumptions(
     """Return the assumption that each request holds its whole context."""
     if _kv_stated(options, batch.iterations):
         return (Assumption(WHOLE_CONTEXT, "stated", "--kv-tokens or the plan's --kv-capacity"),)
-    names = [options.model, *(name for fact in facts for name in fact.models)]
+    names = [options.model, *(name for fact in facts for name in (*fact.models, *fact.roots))]
     known = [whole for name in names if name is not None and (whole := holds_whole_context(name)) is not None]
     if known:
         windows = "the model's config has sliding windows or layers without KV"
@@ -294,8 +294,8 @@ def _assumptions(
     stating = next((fact for fact in facts if fact.metrics is not None and fact.metrics.kv_tokens), None)
     if stating is not None and stating.metrics is not None:
         remark(
-            f"{stating.url}: its KV capacity of {stating.metrics.kv_tokens:,} tokens is not used, as sliding"
-            " windows would need less: give --kv-tokens N for a model without them"
+            f"{stating.url}: its KV capacity of {stating.metrics.kv_tokens:,} tokens is left out of the"
+            " bound, as sliding windows would need less: give --kv-tokens N for a model without them"
         )
     return (Assumption(WHOLE_CONTEXT, "assumed"),)
 

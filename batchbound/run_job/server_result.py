@@ -116,11 +116,11 @@ class ServerResult:
         except ValueError as error:
             remark(f"no bound: {error}")
             return {}
-        for line in (broken_line(audit.assumptions), audit.broken):
+        # Other clients explain the distance, too.
+        far = None if audit.broken or run.counted_beside else audit.far
+        for line in (broken_line(audit.assumptions), audit.broken, run.counted_beside, far):
             if line is not None:
                 remark(line)
-        if others := run.tokens_of_others:
-            remark(f"the servers generated {others:,} tokens of other clients meanwhile: counts include them")
         for server in run.servers:
             if server.most_running is not None and server.most_running > run.slots:
                 remark(
@@ -144,7 +144,7 @@ class ServerResult:
             "bound_slots": audit.limits.sequences,
             "gap": None if audit.counted is None or audit.broken else audit.bound.gap(audit.counted),
             "simulated_iterations": {name: one.iterations for name, one in audit.simulated.items()},
-            "comparable": audit.comparable and not others,
+            "comparable": audit.comparable and not run.counted_beside,
             "losses": audit.losses,
             **self._prompts(audit.prompts),
         }

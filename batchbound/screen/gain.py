@@ -28,7 +28,11 @@ def gain_lines(
     several += f" on {gain.replicas} replicas" if gain.replicas > 1 else ""
     lines = [f"{gain.requests:,} {'prompt' if gain.requests == 1 else 'prompts'}, {several}, {model}"]
     lines += _table(gain.lines(repeats=command is not None or planned))
-    for remark in _remarks(gain, repeats):
+    remarks = _remarks(gain, repeats)
+    if planned and gain.worth >= EQUAL:
+        own = "the third line knows this run's own"
+        remarks.append(f"this run was planned with earlier lengths and costs; {own}")
+    for remark in remarks:
         lines += wrap(remark, COLUMNS, initial_indent="  ", subsequent_indent="  ")
     if gain.worth >= EQUAL and command is not None and not planned and not gain.at_once:
         lines += command_lines("  next time:", command)

@@ -38,7 +38,8 @@ def server_lines(
     if known is not None and taken:
         worth, unit = _worth(figures, simulated, taken)
         note = _worth_note((worth, unit), figures, taken, repeats=command is not None, planned=planned)
-        rows.append(("lengths known beforehand", min(known, taken), note))
+        # An order that saves nothing is shown as the run itself, from which its simulation may differ by one.
+        rows.append(("lengths known beforehand", min(known, taken) if worth >= _EQUAL else taken, note))
     least = figures.get("bound_iterations")
     # A bound of one iteration says nothing of a run of several.
     if least and (least > 1 or taken == least):

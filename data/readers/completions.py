@@ -251,24 +251,29 @@ class Endings:
     reasons: Completions of each finish reason, as the engine names it.
     empty: Completions cut at their cap before a text began, as of a model that still thinks.
     cap: Largest cap that cut a completion, in tokens; 0 if none or nothing but the model's context did.
+    room: Largest cap that the model's context allows for each completion that a cap cut; 0 if unknown.
     """
 
     reasons: Counter[str] = field(default_factory=Counter)
     empty: int = 0
     cap: int = 0
+    room: int = 0
 
     @classmethod
     def of(cls, facts: object) -> Endings | None:
         """Return the endings that :meth:`facts` gave, or None."""
-        reasons, empty, cap = (_at(facts, name) for name in ("reasons", "empty", "cap"))
+        reasons, empty, cap, room = (_at(facts, name) for name in ("reasons", "empty", "cap", "room"))
         if not isinstance(reasons, dict) or type(empty) is not int:
             return None
-        return cls(Counter(reasons), empty, cap if type(cap) is int else 0)
+        return cls(Counter(reasons), empty, *(most if type(most) is int else 0 for most in (cap, room)))
 
-    def add(self, completions: Iterable[BatchCompletion], cap: int | None = None) -> None:
+    def add(
+        self, completions: Iterable[BatchCompletion], cap: int | None = None, context: int | None = None
+    ) -> None:
         """Count completions; those with an error have no ending.
 
         cap: Most tokens of each; None if unknown, 0 if a higher cap could not lengthen them.
+        context: Most tokens of a prompt and its completion; None if unknown.
         """
         for row in completions:
             if row.error is None:
@@ -276,16 +281,21 @@ class Endings:
                 if row.finish_reason == "length":
                     self.empty += not (row.completion or "tool_calls" in (row.details or ""))
                     # All completions of a request together have no fewer tokens than the longest.
-                    self.cap = max(self.cap, (row.completion_tokens or 0) if cap is None else cap)
+                    most = (row.completion_tokens or 0) if cap is None else cap
+                    room = 0 if context is None else max(0, context - (row.prompt_tokens or 0))
+                    if not room or most < room:
+                        self.cap = max(self.cap, most)
+                        self.room = min(self.room or room, room)
 
     def facts(self) -> dict[str, object]:
         """Return the counts for a trace."""
-        return {"reasons": dict(self.reasons), "empty": self.empty, "cap": self.cap}
+        return {"reasons": dict(self.reasons), "empty": self.empty, "cap": self.cap, "room": self.room}
 
     @property
     def retry(self) -> str | None:
         """Options of ``run`` that complete cut rows under twice the cap; None where it would not help."""
-        return f"--retry cut --longest-completion {2 * self.cap}" if self.cut and self.cap else None
+        most = min(2 * self.cap, self.room or 2 * self.cap)
+        return f"--retry cut --longest-completion {most}" if self.cut and most > self.cap else None
 
     @property
     def cut(self) -> int:

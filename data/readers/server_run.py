@@ -134,6 +134,7 @@ class ServerRunHeader:
     endings: Mapping[str, object] = field(default_factory=dict)
     whole: WholeJob | None = None
     nodes: SharedNodes | None = None
+    abandoned: Count = 0
 
     def __post_init__(self) -> None:
         if not self.servers:
@@ -187,6 +188,7 @@ class ServerRun:
     endings: Endings of all completions of the job, of :class:`.Endings`; empty if unknown.
     whole: Marks of the job if all of its rows have a completion, or None.
     tree: Beginnings that the prompts share, by the server's token ids; None if unknown.
+    abandoned: Requests in progress at the deadline; they are none of the run's, but the servers counted them.
     """
 
     ids: Sequence[str]
@@ -209,6 +211,7 @@ class ServerRun:
     endings: Mapping[str, object] = field(default_factory=dict)
     whole: WholeJob | None = None
     tree: PrefixTree | None = None
+    abandoned: int = 0
 
     @property
     def sent_after(self) -> IntArray | None:
@@ -223,9 +226,19 @@ class ServerRun:
         """Tokens that the servers generated for other clients; zero if unknown, as after a retry."""
         counts = [server.generated for server in self.servers]
         known = [count for count in counts if count is not None]
-        if self.retries or self.failed.any() or len(known) < len(counts):
+        if self.retries or self.abandoned or self.failed.any() or len(known) < len(counts):
             return 0
         return max(0, sum(known) - int(self.completion_tokens.sum()))
+
+    @property
+    def counted_beside(self) -> str | None:
+        """Sentence on what the servers counted beside these requests; None for nothing known."""
+        if self.abandoned:
+            requests = "1 request was" if self.abandoned == 1 else f"{self.abandoned:,} requests were"
+            return f"{requests} in progress at the deadline: counts include them, and no orders are compared"
+        if others := self.tokens_of_others:
+            return f"the servers generated {others:,} tokens of other clients meanwhile: counts include them"
+        return None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -254,6 +267,7 @@ class ServerRun:
             self.endings,
             self.whole,
             _nodes_of(self.tree),
+            self.abandoned,
         )
         # Views yield one number at a time; lists would hold an object for each.
         columns = [getattr(self, name).data for name in _COLUMNS]
@@ -310,6 +324,7 @@ class ServerRun:
             lengths=lengths,
             endings=header.endings,
             whole=header.whole,
+            abandoned=header.abandoned,
             tree=_tree_of(header.nodes, leaf, own, continues, path),
             **{name: np.asarray(column) for name, column in columns.items()},
         )

@@ -48,6 +48,9 @@ OPEN = "best of these orders above the bound"
 TOGETHER = "all causes together"
 DRAFTS = "drafts that were not accepted, and all other causes"
 
+_FAR = 0.25
+"""Relative difference of simulated and counted iterations beyond which another engine was simulated."""
+
 
 @dataclass(frozen=True, slots=True)
 class IterationAudit:
@@ -96,7 +99,16 @@ class IterationAudit:
     def comparable(self) -> bool:
         """True if simulated orders are of this engine: no assumption about it is broken."""
         wrong = {assumption.name for assumption in self.assumptions if assumption.basis == "broken"}
-        return self.broken is None and not wrong & {ONE_TOKEN, SLOTS, ONE_ENGINE}
+        return self.broken is None and self.far is None and not wrong & {ONE_TOKEN, SLOTS, ONE_ENGINE}
+
+    @property
+    def far(self) -> str | None:
+        """Sentence on a simulation that is far from what the server counted; else None."""
+        sent = self.simulated.get("as sent")
+        if sent is None or self.counted is None or abs(self.counted / sent.iterations - 1) <= _FAR:
+            return None
+        what = f"this order takes {sent.iterations:,} iterations in the simulation and took {self.counted:,}"
+        return f"{what}: orders are not compared; are --slots, --token-budget and --kv-tokens the server's?"
 
     def _blame(self) -> tuple[str, bool]:
         assert self.counted is not None
@@ -200,8 +212,13 @@ def audit_iterations(
     bounded, assumptions, bound = _bounded(
         sequences, proven, claim.assumptions, claim.kinds, claim.drafts or 0
     )
-    prompts = audit_prompts(run, limits, rates)
-    simulated = replace(limits, sequences=proven.sequences)
+    prompts = None if run.abandoned else audit_prompts(run, limits, rates)
+    if prompts is not None:
+        simulated = prompts.predicted
+    elif run.abandoned:
+        simulated = {}
+    else:
+        simulated = _simulated_run(run, sequences, replace(limits, sequences=proven.sequences))
     return IterationAudit(
         counted=max(known) if len(known) == len(counts) else None,
         bound=bound,
@@ -210,7 +227,7 @@ def audit_iterations(
         assumptions=_shown(assumptions, bound),
         drafts=claim.drafts,
         short_of_kv=limits.kv_tokens is None and any(server.preemptions for server in run.servers),
-        simulated=prompts.predicted if prompts is not None else _simulated_run(run, sequences, simulated),
+        simulated=simulated,
         prompts=prompts,
     )
 

@@ -29,8 +29,8 @@ _AGAIN = 0.02
 class PromptAudit:
     """Prompt tokens of a run, and its simulations on the same prefix cache.
 
-    computed: Prompt tokens that the server computed, by its counter of cached ones; None without one. Those
-        computed again after a preemption are not in it.
+    computed: Prompt tokens that the server computed, by its counter of cached ones; None without one, and
+        after a retry. Those computed again after a preemption are not in it.
     needed: Prompt tokens that a cold engine computes at least.
     runs: Simulated runs: ``as sent``, ``file order`` and ``longest first``, which stands for the best order
         found with these lengths; empty if the job is too large or the server's memory unknown.
@@ -78,7 +78,7 @@ def audit_prompts(
     cached = [server.cached_tokens for server in run.servers]
     known = [tokens for tokens in cached if tokens is not None]
     computed = None
-    if known and len(known) == len(cached):
+    if known and len(known) == len(cached) and not run.retries:
         computed = int(run.prompt_tokens[done].sum()) - sum(known)
     cold, _ = tree.reused(run.completion_tokens[done])
     needed = int((tree.prompt_tokens - cold).sum())

@@ -158,7 +158,7 @@ def _more_hits(servers: tuple[ServerCount, ...], sequences: Sequences) -> str | 
 def _explained(run: ServerRun) -> bool:
     """Return whether repeated attempts, preemptions or other clients may explain hits of the cache."""
     preempted = any(server.preemptions != 0 for server in run.servers)
-    return bool(run.retries or run.failed.any() or run.tokens_of_others or preempted)
+    return bool(run.retries or run.abandoned or run.failed.any() or run.tokens_of_others or preempted)
 
 
 def _began_empty(servers: tuple[ServerCount, ...]) -> bool:

@@ -329,6 +329,11 @@ class Dispatch:
         return self._reached + self._patience.outage_seconds if self._out else None
 
     @property
+    def flying(self) -> int:
+        """Requests in flight on all servers."""
+        return sum(server.flying for server in self._servers)
+
+    @property
     def in_flight(self) -> int:
         """Largest number of completions in flight on a server so far."""
         return max(server.most for server in self._servers)

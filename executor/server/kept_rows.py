@@ -42,6 +42,7 @@ def kept_rows(
     file: Path,
     cap: int | None = None,
     largest: int = 0,
+    context: int | None = None,
 ) -> KeptRows:
     """Return the rows that output lines finish; refuse lines of other rows.
 
@@ -49,6 +50,7 @@ def kept_rows(
     file: File of the lines, for errors.
     cap: New cap of cut rows; those that have as many tokens, or a cap of their own as large, are done.
     largest: Largest cap that cut a row before.
+    context: Most tokens of a prompt and its completion; None if unknown.
     """
     again, done, failed = frozenset(retry), np.zeros(len(batch), dtype=np.bool_), set[str]()
     changed, endings = list[str](), Endings()
@@ -77,7 +79,7 @@ def kept_rows(
                 long += [] if cut[place] else [max(tokens, own)]
             own = max(own, tokens)
         if done[place]:
-            endings.add(batch_completions([line]), own or None)
+            endings.add(batch_completions([line]), own or None, context)
     if changed:
         and_others = f" and {len(changed) - 1} others" if len(changed) > 1 else ""
         message = f"row {shown(changed[0])}{and_others} had another body when it was finished"

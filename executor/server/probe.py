@@ -17,7 +17,9 @@ class ServerFacts:
 
     engine: ``vllm``, ``sglang``, ``llama.cpp`` or ``unknown``.
     models: Names of the models that it serves.
+    roots: Where it loaded them from: names, or directories on its machine.
     slots: Requests that it runs at a time.
+    context: Most tokens of a prompt and its completion.
     why: Why it cannot be reached; empty if it can.
     """
 
@@ -26,7 +28,9 @@ class ServerFacts:
     engine: str = "unknown"
     version: str | None = None
     models: tuple[str, ...] = ()
+    roots: tuple[str, ...] = ()
     slots: int | None = None
+    context: int | None = None
     metrics: ServerMetrics | None = None
     why: str = ""
 
@@ -58,6 +62,7 @@ async def probe(client: ServerClient) -> ServerFacts:
     owners = {str(entry.get("owned_by")).lower() for entry in listed}
     if engine == "unknown":
         engine = next((kind.name for kind in KINDS if kind.owner and kind.owner in owners), "unknown")
+    contexts = [length for entry in listed if type(length := entry.get("max_model_len")) is int]
     slots = _object(props).get("total_slots")
     if engine == "unknown" and type(slots) is int:
         engine = "llama.cpp"
@@ -69,7 +74,9 @@ async def probe(client: ServerClient) -> ServerFacts:
         engine=engine,
         version=stated if isinstance(stated, str) else None,
         models=tuple(str(entry["id"]) for entry in listed if "id" in entry),
+        roots=tuple(entry["root"] for entry in listed if isinstance(entry.get("root"), str)),
         slots=slots if type(slots) is int else None,
+        context=min(contexts, default=None),
         metrics=counters,
     )
 
@@ -91,6 +98,7 @@ class Watch:
         self.most_running = 0
         self.most_waiting = 0
         self.plateau = 0
+        self.crowded = 0
 
     async def run(self) -> None:
         """Read the counters until cancelled."""
@@ -109,7 +117,8 @@ class Watch:
         self.most_running = max(self.most_running, metrics.running or 0)
         self.most_waiting = max(self.most_waiting, metrics.waiting or 0)
         if metrics.waiting:
-            # While requests wait, the server runs as many as it can.
+            # While requests wait, the server runs as many as it can, but for those that ended just now.
+            self.crowded += 1
             self.plateau = max(self.plateau, metrics.running or 0)
         return metrics
 

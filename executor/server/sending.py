@@ -83,6 +83,7 @@ class Sender:
         self._slots, self._held_back = slots, deque[tuple[int, int]]()
         self._waves: asyncio.TimerHandle | None = None
         self.expired = False
+        self.abandoned = 0
         self.unreachable = [0.0] * len(clients)
 
     async def run(
@@ -129,6 +130,7 @@ class Sender:
                 self._waves.cancel()
             gc.set_threshold(*thresholds)
             gc.unfreeze()
+            self.abandoned = dispatch.flying
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -132,12 +132,14 @@ class ServerJob:
 
         return run_until_stopped(ask())
 
-    def kept(self, journal: Journal) -> KeptRows:
+    def kept(self, journal: Journal, facts: Sequence[ServerFacts]) -> KeptRows:
         """Return the rows that the journal finishes."""
         lines = journal.finished.lines(journal.finished)
         # Completions cut at their cap were sent again before they came into this journal.
         retry = [ending for ending in self.retry if ending != "cut"]
-        return kept_rows(lines, ServerBatch.of(self.requests), retry, journal.path)
+        context = min((fact.context for fact in facts if fact.context is not None), default=None)
+        batch = ServerBatch.of(self.requests)
+        return kept_rows(lines, batch, retry, journal.path, context=context)
 
     def run(
         self,
@@ -149,7 +151,7 @@ class ServerJob:
         remark: Callable[[str], None] = lambda _: None,
     ) -> ServerOutcome:
         """Send every request that the journal does not finish."""
-        kept = self.kept(journal) if kept is None else kept
+        kept = self.kept(journal, facts) if kept is None else kept
         return run_until_stopped(self._run(journal, facts, kept, on_served, _Remarks(facts, remark)))
 
     def _client(self, url: str, default: str | None = None, model: str | None = None) -> ServerClient:
@@ -183,7 +185,10 @@ class ServerJob:
             lines = [self._line_of(batch, one) for one in found]
             journal.append_all(lines)
             for one, (name, line) in zip(found, lines, strict=True):
-                kept.endings.add(batch_completions([line]), int(caps[one.request]) or None)
+                answered = one.reply.kind is Kind.ANSWERED
+                # A cut completion that stays, as its retry failed, was cut at an earlier cap.
+                cap = int(caps[one.request]) or None if answered else None
+                kept.endings.add(batch_completions([line]), cap, facts[one.server].context)
                 done = one.reply.kind is Kind.ANSWERED or remarks.stays(self.earlier, one)
                 (failed.discard if done else failed.add)(name)
                 usage = usage_of(one.reply.body if one.reply.kind is Kind.ANSWERED else None)
@@ -240,14 +245,17 @@ class ServerJob:
                 await asyncio.gather(*readers, return_exceptions=True)
             after = await asyncio.gather(*(watch.read() for watch in watches))
         counts = [
-            replace(_count(fact, watch, first, last, interrupted=interrupted), unreachable=seconds)
+            replace(
+                _count(fact, watch, first, last, self.slots, interrupted=interrupted), unreachable=seconds
+            )
             for fact, watch, first, last, interrupted, seconds in zip(
                 facts, watches, before, after, dispatch.interrupted, sender.unreachable, strict=True
             )
         ]
         if sender.expired:
             failed |= self._expire(journal, batch, left.tolist())
-        ran = replace(served.record(self, counts, dispatch), endings=kept.endings.facts())
+        ran = served.record(self, counts, dispatch)
+        ran = replace(ran, endings=kept.endings.facts(), abandoned=sender.abandoned)
         return ServerOutcome(ran, len(failed), stopped)
 
     def _line_of(self, batch: ServerBatch, served: Served) -> tuple[str, Mapping[str, Any]]:
@@ -394,6 +402,9 @@ def completed(line: Mapping[str, Any]) -> bool:
     return isinstance(response, Mapping) and response.get("status_code") == 200
 
 
+_CROWDED = 10
+"""Readings with waiting requests after which fewer than the slots are believed to run at most."""
+
 _COUNTED = (("prompt", "input"), ("completion", "output"))
 """Names of prompt and completion tokens, in two APIs."""
 
@@ -439,6 +450,7 @@ def _count(
     watch: Watch,
     first: ServerMetrics | None,
     last: ServerMetrics | None,
+    slots: int,
     *,
     interrupted: bool,
 ) -> ServerCount:
@@ -462,7 +474,7 @@ def _count(
         cached_tokens=during("cached_tokens"),
         generated=during("generated"),
         most_running=watch.most_running,
-        plateau=watch.plateau or None,
+        plateau=watch.plateau if watch.plateau >= slots or watch.crowded >= _CROWDED else None,
         kv_tokens=last.kv_tokens,
         block_tokens=last.block_tokens,
         prefix_caching=last.prefix_caching,

@@ -168,6 +168,17 @@ def test_tokens_of_other_clients_are_told_and_nothing_is_compared() -> None:
     assert retried.figures()["comparable"] is True
 
 
+def test_requests_in_progress_at_a_deadline_are_told_and_nothing_is_compared() -> None:
+    run = run_on(page("vllm_plain"), [1, 1, 4], 6)
+    servers = (replace(run.servers[0], generated=6 + 20),)
+    ended = replace(run, servers=servers, abandoned=2)
+    result = ServerResult(3, ended, EngineLimits(2, 64, None, 1), False, None, 0, 0)
+    remarks: list[str] = []
+    figures = result.figures(remarks.append)
+    assert (figures["comparable"], figures["simulated_iterations"]) == (False, {})
+    assert remarks[-1].startswith("2 requests were in progress at the deadline")
+
+
 def test_a_warm_prefix_cache_withholds_the_bound_by_tokens() -> None:
     run = run_on(page("vllm_prefix_cache"), [1] * 8, 1, slots=8)
     tight = EngineLimits(8, 8, None, 1)

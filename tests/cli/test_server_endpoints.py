@@ -103,6 +103,7 @@ def test_a_deadline_keeps_what_is_finished_and_marks_the_rest(tmp_path: Path) ->
     assert lines[1]["error"]["code"] == "batch_expired"
     failed = (tmp_path / "out.errors.jsonl").read_text().splitlines()
     assert [json.loads(line)["custom_id"] for line in failed] == ["late"]
+    assert ServerRun.load(tmp_path / "trace.jsonl").abandoned == 1
 
 
 def test_a_cap_and_a_temperature_fill_the_bodies_that_lack_them(tmp_path: Path) -> None:

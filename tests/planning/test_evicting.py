@@ -303,4 +303,4 @@ def test_a_fleets_plan_names_how_many_rules_there_was_no_time_for() -> None:
     fleet = Fleet.of(replace(EIGHT, kv_capacity=9_000), 2)
     assert make_fleet_plan(fleet, limits=Limits(work=4)).maker.message == ""
     late = make_fleet_plan(fleet, limits=Limits(seconds=1e-9)).maker.message
-    assert late.endswith(f"of {len(POLICIES)} built-in rules")
+    assert late.endswith(f"of {len(POLICIES)} simple rules were tried")

@@ -173,6 +173,14 @@ def test_the_end_screen_promises_nothing_of_lengths_that_do_not_repeat() -> None
     assert gain_lines(gain(two_slots(), "lpt"), "M", "again")[3].endswith("no more to gain")
 
 
+def test_the_end_screen_explains_a_better_order_of_lengths_that_were_known() -> None:
+    lines = gain_lines(gain(two_slots(), "fcfs"), "tiny:speller", "again", planned=True)
+    assert lines[3].endswith("14% less than this run")
+    told = " ".join(lines[5:])
+    assert "planned with earlier lengths and costs" in told
+    assert "next time" not in told
+
+
 def test_a_long_command_is_wrapped_as_a_shell_reads_it() -> None:
     command = f"batchbound run '{'a b ' * 8}.jsonl' --model M --slots 8 -o answers.jsonl --overwrite"
     lines = gain_lines(gain(two_slots(), "fcfs"), "M", command)[5:]
