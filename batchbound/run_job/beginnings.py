@@ -10,7 +10,7 @@ import numpy as np
 
 from ..cost_cache import CostCache
 from ..data.arrays import IntArray
-from ..data.claims.assumptions import Assumption
+from ..data.claims.assumptions import DISTINCT, Assumption
 from ..data.costs.iteration_rates import IterationRates
 from ..data.iterations import EngineLimits, Predicted, Sequences
 from ..data.prefix_tree import PrefixTree
@@ -299,8 +299,12 @@ def traced(
     A tree whose prompts have other lengths than the server counts is left out.
     """
     named = replace(run, run=run_name, assumptions=assumptions)
-    if beginnings is None or not beginnings.exact or not len(run) or beginnings.request is not None:
+    if beginnings is None or not len(run):
         return named
+    unknown = Assumption(DISTINCT, "broken", "the prompts share beginnings whose tokens are unknown")
+    shared = replace(named, assumptions=(*assumptions, unknown)) if len(beginnings.tree.parent) else named
+    if not beginnings.exact or beginnings.request is not None:
+        return shared
     tree, done = beginnings.tree.select(run.position), (run.failed == 0) & (run.prompt_tokens > 0)
     other = np.flatnonzero(done & (tree.prompt_tokens != run.prompt_tokens))
     if other.size:
@@ -310,7 +314,7 @@ def traced(
             f"{run.ids[int(other[0])]!r} has {int(tree.prompt_tokens[other[0]]):,} prompt tokens here and"
             f" {int(run.prompt_tokens[other[0]]):,} on the server: no figures of shared beginnings"
         )
-        return named
+        return shared
     return replace(named, tree=tree)
 
 

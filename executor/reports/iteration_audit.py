@@ -31,7 +31,7 @@ from ...data.readers.server_run import ServerRun
 from ...heuristics.serving.release import predict
 from ...models.bounds.iterations import iteration_bound
 from .prompt_audit import PromptAudit, audit_prompts
-from .run_assumptions import claim_of, kinds_under
+from .run_assumptions import claim_of, kinds_under, shares_nothing
 
 WORK = "full iterations of the same work"
 BEFORE = "empty slots while prompts were still to come"
@@ -165,9 +165,7 @@ def sequences_of(run: ServerRun) -> Sequences:
     tree = _tree_of(run, done)
     if tree is not None and np.array_equal(tree.prompt_tokens, prompt):
         return Sequences(prompt, output, tree=tree)
-    # A constant counter shows that nothing was shared; an engine without one may share all.
-    hit = any(server.prefix_caching is not False and server.cached_tokens != 0 for server in run.servers)
-    cached = prompt - 1 if hit else np.where(nth > 0, prompt - 1, 0)
+    cached = np.where(nth > 0, prompt - 1, 0) if shares_nothing(run) else prompt - 1
     return Sequences(prompt, output, cached, exact=bool((choices == 1).all()))
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from ...data.claims.assumptions import (
     COLD_CACHE,
     COUNTS_ONE,
+    DISTINCT,
     NO_EVICTION,
     ONE_ENGINE,
     ONE_TOKEN,
@@ -140,6 +141,18 @@ def _of_prompts(run: ServerRun, sequences: Sequences) -> tuple[Assumption, ...]:
     )
 
 
+def shares_nothing(run: ServerRun) -> bool:
+    """Return whether no order of a run's requests takes prompt tokens from a prefix cache.
+
+    A run without hits does not show it: its order may have lost every shared beginning before its reuse.
+    """
+    if all(server.prefix_caching is False for server in run.servers):
+        return True
+    shared = run.tree is not None and len(run.tree.parent)
+    shared = shared or any(assumption.name == DISTINCT for assumption in run.assumptions)
+    return not shared and _hits(run.servers) == 0
+
+
 def _hits(servers: tuple[ServerCount, ...]) -> int | None:
     """Return the prompt tokens that came from prefix caches; None if unknown."""
     counts = [server.cached_tokens for server in servers if server.prefix_caching is not False]
@@ -170,7 +183,7 @@ def _cold_cache(run: ServerRun, sequences: Sequences) -> Assumption:
 
     It is :data:`COUNTS_ONE` if that is likely, or if no tree tells what the prompts share.
     """
-    if _hits(run.servers) == 0:
+    if _hits(run.servers) == 0 and (sequences.tree is not None or shares_nothing(run)):
         return Assumption(COLD_CACHE, "checked", "no prompt token came from a prefix cache")
     if sequences.tree is None:
         return COUNTS_ONE

@@ -13,6 +13,7 @@ import pytest
 from batchbound.cli import WRONG_BOUND, main
 from batchbound.data.claims.assumptions import (
     COLD_CACHE,
+    DISTINCT,
     NO_EVICTION,
     ONE_ENGINE,
     ONE_TOKEN,
@@ -26,7 +27,7 @@ from batchbound.data.iterations import EngineLimits, Sequences
 from batchbound.data.prefix_tree import PrefixTree
 from batchbound.data.readers.server_metrics import ServerMetrics, parse_metrics
 from batchbound.data.readers.server_run import ServerCount, ServerRun
-from batchbound.executor.reports.iteration_audit import IterationAudit, audit_iterations
+from batchbound.executor.reports.iteration_audit import IterationAudit, audit_iterations, sequences_of
 from batchbound.models.bounds.iterations import iteration_bound
 from batchbound.models.certificates.iterations import verify_iterations
 from batchbound.run_job.server_result import ServerResult
@@ -199,6 +200,16 @@ def shared_run(unit: int = 1, **counts: object) -> ServerRun:
     context = (Assumption(WHOLE_CONTEXT, "checked"),)
     server = replace(run.servers[0], prefix_caching=True, **counts)  # type: ignore[arg-type]
     return replace(run, servers=(server,), tree=tree, assumptions=context)
+
+
+def test_a_run_that_lost_its_shared_beginnings_does_not_bound_orders_that_keep_them() -> None:
+    run = shared_run(unit=2, looked_up_before=0, cached_tokens=0)
+    unsure = replace(run, assumptions=())
+    # Blocks of a model that may have windows tell nothing of what another order reuses.
+    assert sequences_of(unsure).cached.tolist() == [2] * 8
+    untold = Assumption(DISTINCT, "broken", "the prompts share beginnings whose tokens are unknown")
+    assert sequences_of(replace(run, tree=None, assumptions=(untold,))).cached.tolist() == [2] * 8
+    assert sequences_of(replace(run, tree=None)).cached.tolist() == [0] * 8
 
 
 def test_a_shared_beginning_is_counted_once_by_a_server_that_is_known_to_begin_cold() -> None:
