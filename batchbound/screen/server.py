@@ -11,6 +11,9 @@ from .gain import command_lines
 _EQUAL = 0.005
 """Largest relative difference of iterations that counts as equal."""
 
+_FEWER = "fewer"
+"""Unit of a gain in iterations, whose numbers are printed."""
+
 
 def server_lines(
     figures: Mapping[str, Any], servers: str, command: str | None, *, planned: bool
@@ -37,9 +40,11 @@ def server_lines(
     worth = 0.0
     if known is not None and taken:
         worth, unit = _worth(figures, simulated, taken)
-        note = _worth_note((worth, unit), figures, taken, repeats=command is not None, planned=planned)
         # An order that saves nothing is shown as the run itself, from which its simulation may differ by one.
-        rows.append(("lengths known beforehand", min(known, taken) if worth >= _EQUAL else taken, note))
+        shown = min(known, taken) if worth >= _EQUAL else taken
+        share = 1 - shown / taken if worth >= _EQUAL and unit == _FEWER else worth
+        note = _worth_note((share, unit), figures, taken, repeats=command is not None, planned=planned)
+        rows.append(("lengths known beforehand", shown, note))
     least = figures.get("bound_iterations")
     # A bound of one iteration says nothing of a run of several.
     if least and (least > 1 or taken == least):
@@ -132,16 +137,16 @@ def _this_run(figures: Mapping[str, Any], simulated: Mapping[str, int], taken: i
 
 
 def _saving(measured: float, simulated: Mapping[str, float], other: str) -> float:
-    """Return the share saved against another order; zero where measured and simulated ones disagree."""
-    shares = [1 - count / simulated[other] for count in (measured, simulated.get("as sent", measured))]
-    return min(shares, key=abs) if min(shares) * max(shares) > 0 else 0.0
+    """Return the share saved against another order; zero where the simulation of this one disagrees."""
+    share, alike = (1 - count / simulated[other] for count in (measured, simulated.get("as sent", measured)))
+    return share if share * alike > 0 and abs(alike) >= _EQUAL else 0.0
 
 
 def _worth(figures: Mapping[str, Any], simulated: Mapping[str, int], taken: int) -> tuple[float, str]:
     """Return the share that the best order with known lengths saves against this run, and its unit."""
     seconds: Mapping[str, float] = figures.get("simulated_seconds", {})
     computed, tokens = figures.get("prompt_tokens_computed"), figures.get("simulated_prompt_tokens", {})
-    counts: list[tuple[float, Mapping[str, float], str]] = [(taken, simulated, "fewer")]
+    counts: list[tuple[float, Mapping[str, float], str]] = [(taken, simulated, _FEWER)]
     if seconds.get("longest first"):
         counts = [(figures["makespan_s"], seconds, "less time")]
     elif computed and tokens:
