@@ -95,9 +95,11 @@ def _on_model(
         raise InputError(f"policy '{TWO_DEVICES}' needs two devices", hint="Simulate it, without --engine.")
     from .executor.models.prompts import Prompts
     from .executor.models.source import load_model, position_limit, require_engine
-    from .executor.serving.engine import own_answer, serve_on_model
 
     require_engine()
+    # It imports torch, whose absence is told first.
+    from .executor.serving.engine import own_answer, serve_on_model
+
     model = load_model(model_name, dtype=options.dtype, seed=options.seed)
     limit, longest = position_limit(model.config), workload.input_tokens + workload.output_tokens
     if limit is not None and longest.max() > limit:

@@ -81,6 +81,8 @@ class FakeServer:
         overtake others. None: as they are heard.
     lengths
         Tokens that each request has, by its ``user``, whatever it may have at most. None: as many as it may.
+    context
+        Most tokens of a prompt and its completion, as it tells. None: it does not.
     """
 
     slots: int
@@ -93,6 +95,7 @@ class FakeServer:
     retry_after: str | None = None
     lengths: Mapping[str, int] | None = None
     model: str = "fake"
+    context: int | None = None
     port: int = 0
     iterations: int = 0
     attempts: Counter[str] = field(default_factory=Counter)
@@ -197,7 +200,8 @@ class FakeServer:
 
     def _page(self, path: str) -> tuple[int, str, str]:
         if path == "/v1/models":
-            return 200, json.dumps({"data": [{"id": self.model, "owned_by": "vllm"}]}), ""
+            entry = {"id": self.model, "owned_by": "vllm", "max_model_len": self.context}
+            return 200, json.dumps({"data": [entry]}), ""
         if path == "/metrics":
             return 200, self.metrics(), ""
         return 404, "{}", ""

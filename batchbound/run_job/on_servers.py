@@ -20,6 +20,7 @@ from ..data.files.outputs import refuse_outputs
 from ..data.iteration_plan import IterationPlan
 from ..data.iterations import EngineLimits
 from ..data.readers.completions import Endings, is_parquet_name, output_lines, write_completions
+from ..data.readers.openai_batch import COMPLETIONS
 from ..data.readers.request_fields import near_field
 from ..data.readers.server_batch import prompt_groups
 from ..data.readers.server_metrics import ServerMetrics
@@ -113,6 +114,7 @@ def run_on_servers(
     facts = job.probe()
     slots = _slots(options, batch, facts)
     _check_facts(facts, options.model, batch, remark)
+    _remark_uncapped(batch, facts, remark)
     unnamed = _unnamed_model(facts, options.model, batch)
     journaled = identity | ({} if unnamed is None else {"served": unnamed})
     journaled |= {} if cap is None else {"retry": {"cut": cap}}
@@ -177,6 +179,23 @@ def _remark_fields(batch: Batch, options: ServerOptions, remark: Callable[[str],
     cap = options.longest_completion
     if cap is not None and "cut" not in options.retry and not batch.requests.uncapped.any():
         remark(f"--longest-completion {cap} has no effect: each request has a cap of its own")
+
+
+def _remark_uncapped(batch: Batch, facts: Sequence[ServerFacts], remark: Callable[[str], None]) -> None:
+    """Tell how long completions without a cap may get; the completions endpoint has a cap of its own."""
+    requests = batch.requests
+    open_ended = [k for k, (url, _) in enumerate(requests.kinds) if url != COMPLETIONS]
+    free = int(((batch.output == 0) & np.isin(requests.kind, open_ended)).sum())
+    if not free:
+        return
+    which = "" if free == len(requests) else f" in {free:,} of {len(requests):,} requests"
+    most = max((fact.context for fact in facts if fact.context is not None), default=None)
+    room = (
+        "a completion may take as many tokens as the model has room for"
+        if most is None
+        else f"a prompt and its completion may take up to {most:,} tokens, the model's context"
+    )
+    remark(f"no max_tokens{which}: {room}; --longest-completion limits them")
 
 
 def _write(

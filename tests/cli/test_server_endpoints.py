@@ -80,6 +80,27 @@ def test_rows_without_a_cap_are_sent_in_the_order_of_the_file(
     assert "9 requests have no max_tokens" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("context", "room"), [(2048, "take up to 2,048 tokens"), (None, "take as many tokens as the model")]
+)
+def test_a_chat_without_a_cap_is_told_how_long_it_may_get(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], context: int | None, room: str
+) -> None:
+    messages = [{"role": "user", "content": "a"}]
+    chat: dict[str, Any] = {"custom_id": "a", "url": "/v1/chat/completions", "body": {"messages": messages}}
+    raw: dict[str, Any] = {"custom_id": "b", "url": "/v1/completions", "body": {"prompt": "b"}}
+    words = ["run", "--slots", "4", "-o", str(tmp_path / "out.jsonl"), "--server"]
+    batch = write(tmp_path / "in.jsonl", [chat, raw])
+    with FakeServer(4, context=context) as server:
+        assert main([*words, server.url, str(batch)]) == 0
+        said = capsys.readouterr().err
+        assert main([*words, server.url, str(batch), "--overwrite", "--longest-completion", "9"]) == 0
+    # The completions endpoint has a cap of its own.
+    assert f"no max_tokens in 1 of 2 requests: a {'prompt and its ' if context else ''}completion may" in said
+    assert room in said
+    assert "no max_tokens in" not in capsys.readouterr().err
+
+
 def test_defaults_are_merged_under_each_row(tmp_path: Path) -> None:
     (tmp_path / "body.json").write_text('{"model": "fake", "temperature": 0.5, "max_tokens": 3}')
     rows = [{"custom_id": name, "body": {"prompt": name}} for name in "ab"]

@@ -1,6 +1,7 @@
 """Serving requests as they arrive, in the simulator, by every policy."""
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -325,3 +326,12 @@ def test_serve_says_what_does_not_fit(
     words = ["serve", "sharegpt:0:40", "--cost", str(tmp_path / "fits.json"), "--model", "m"]
     assert main([*words, "--kv-capacity", "100", "--policy", policy]) == 2
     assert "Check --kv-capacity" in capsys.readouterr().err
+
+
+def test_serving_on_a_model_names_what_it_lacks_where_torch_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "batchbound.executor.serving.engine", raising=False)
+    assert main(["serve", "alpaca:0:2", "--kv-capacity", "99", "--engine", "tiny:llama"]) == 2
+    assert "run `pip install '.[engine]'`" in capsys.readouterr().err
