@@ -331,6 +331,8 @@ class LLM:
     def report(self) -> Report:
         """Return the report of the last call, with its bound.
 
+        Its makespan begins with the first stage, after the weights are packed.
+
         Raises
         ------
         RuntimeError

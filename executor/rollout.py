@@ -16,7 +16,7 @@ from typing import Any, NotRequired, TypedDict
 from ..data.files.errors import check_type
 from ..data.lengths.history import prompt_key
 from ..data.readers.sampling import LogprobsMode, Sampling, refuse_unknown, refuse_unused
-from ..data.report import TAIL, TOOLS
+from ..data.report import TAIL, TOOLS, Report
 from .completion import Completion
 from .llm import DEFAULT_MAX_TOKENS, LLM, Prompt
 from .models.source import position_limit
@@ -193,6 +193,7 @@ class _Rollouts:
         """Return a completion for each prompt."""
         if not getattr(trainer, "tools", None):
             return self.turn(prompts, trainer)
+        self.files.begin()
         if self.oversample > 1 or self.how["until"] is not None:
             raise ValueError("oversample and until have no effect with tools: leave them out")
         tools = ToolTurns(trainer, prompts, self.tool_seconds)
@@ -210,6 +211,7 @@ class _Rollouts:
 
         room: Most tokens of each; by default those of the settings.
         """
+        self.files.begin()
         settings, how = self._settings(prompts, trainer)
         places = [*range(len(prompts)), *_further(prompts, self.oversample)]
         if how["expected_tokens"] is not None:
@@ -224,7 +226,6 @@ class _Rollouts:
         return _with_cut(completions, self.engine.unfinished)
 
     def _settings(self, prompts: Sequence[Prompt], trainer: object) -> tuple[RolloutSettings, dict[str, Any]]:
-        self.files.begin()
         settings = RolloutSettings.of(trainer, self.max_tokens, self.sampling)
         refuse_other_model(trainer, self.engine)
         seed = seed_of_call(settings.sampling.seed or 0, settings.process, settings.step, next(self.calls))
@@ -240,8 +241,12 @@ class _Rollouts:
         trainer: object,
     ) -> None:
         in_order = [completions[at] for at in sorted(completions)]
-        self.files.saw(prompts, in_order, settings.process, self.engine.unfinished)
-        _report_step(trainer, self.engine, len(in_order))
+        logged = bool(in_order) and hasattr(trainer, "_metrics")
+        # Made before the clock is read, as the bound takes a user's time, too.
+        report, batch = (self.engine.report(), self.engine.one_batch_seconds()) if logged else (None, None)
+        seconds = self.files.saw(prompts, in_order, settings.process, self.engine.unfinished)
+        if report is not None:
+            _log_step(trainer, report, batch, seconds)
 
     def _taken(
         self, prompts: Sequence[Prompt], drawn: Iterator[Completion], places: Sequence[int]
@@ -387,18 +392,18 @@ def seed_of_call(seed: int, process: int, step: int, call: int) -> int:
     return int.from_bytes(digest, "little")
 
 
-def _report_step(trainer: Any, engine: LLM, completions: int) -> None:
-    """Add an engine's figures to the log of TRL's trainer."""
-    metrics = getattr(trainer, "_metrics", None)
-    if metrics is None or not completions:
-        return
-    report, batch = engine.report(), engine.one_batch_seconds()
+def _log_step(trainer: Any, report: Report, batch: float | None, seconds: float) -> None:
+    """Add a step's figures to the log of TRL's trainer.
+
+    batch: Seconds of one padded batch, or None.
+    seconds: Seconds of the rollout function's call.
+    """
     mode = "train" if trainer.model.training else "eval"
-    found = {"seconds": report.makespan, "tail": report.share(TAIL), "above_bound": report.run_gap}
+    figures = {"seconds": seconds, "tail": report.share(TAIL), "above_bound": report.run_gap}
     if TOOLS in report.slot_seconds:
-        found["waiting_for_tools"] = report.share(TOOLS)
-    elif batch is not None and report.makespan:
-        found["times_one_batch"] = batch / report.makespan
-    for name, value in found.items():
+        figures["waiting_for_tools"] = report.share(TOOLS)
+    elif batch is not None:
+        figures["times_one_batch"] = batch / seconds
+    for name, value in figures.items():
         if value is not None:
-            metrics[mode][f"rollout/{name}"].append(value)
+            trainer._metrics[mode][f"rollout/{name}"].append(value)

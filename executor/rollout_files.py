@@ -61,8 +61,8 @@ class RolloutFiles:
         completions: Sequence[Completion],
         process: int,
         cut: Sequence[Partial] = (),
-    ) -> None:
-        """Write the completions of a call.
+    ) -> float:
+        """Write the completions of a call; return its seconds.
 
         cut: Unfinished completions, whose tokens so far are in the table.
         """
@@ -74,7 +74,9 @@ class RolloutFiles:
             )
             known.save(own_file)
         before, self._ended = self._began - self._ended, time.perf_counter()
-        self.write_step([*completions, *cut], self._ended - self._began, before, process)
+        seconds = self._ended - self._began
+        self.write_step([*completions, *cut], seconds, before, process)
+        return seconds
 
     def write_step(
         self, drawn: Iterable[Completion | Partial], seconds: float, before: float, process: int = 0

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 from collections import defaultdict
 from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -50,7 +53,7 @@ def test_a_step_of_more_rows_never_takes_less() -> None:
     assert 2 * 1.0 <= seconds <= 2 * 2.0
 
 
-def test_a_step_has_its_figures_in_the_trainers_log() -> None:
+def test_a_step_has_its_figures_in_the_trainers_log(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="the engine extra is not installed")
     from batchbound.executor.llm import LLM
     from batchbound.executor.rollout import rollout_function
@@ -59,10 +62,20 @@ def test_a_step_has_its_figures_in_the_trainers_log() -> None:
     metrics: dict[str, dict[str, list[float]]] = {"train": defaultdict(list)}
     llm.model.train()
     trainer = SimpleNamespace(model=llm.model, _metrics=metrics, args=None)
-    rollout_function(llm, max_tokens=20)(["Spell 4096.", "Spell 7.", "Spell 12."], trainer)
-    logged = metrics["train"]
-    assert logged["rollout/seconds"][0] > 0
-    assert 0 <= logged["rollout/tail"][0] <= 1
-    assert logged["rollout/above_bound"][0] >= 0
-    assert np.isfinite(logged["rollout/seconds"]).all()
-    assert logged["rollout/times_one_batch"][0] > 0
+    rollout = rollout_function(llm, max_tokens=20, log=tmp_path / "steps.csv")
+    prompts = ["Spell 4096.", "Spell 7.", "Spell 12."]
+    rollout(prompts, trainer)
+    begun = perf_counter()
+    rollout(prompts, trainer)
+    clock, logged = perf_counter() - begun, metrics["train"]
+    assert 0 <= logged["rollout/tail"][-1] <= 1
+    assert logged["rollout/above_bound"][-1] >= 0
+    # The seconds are those of the call, also before its first stage, and those of the table.
+    seconds = logged["rollout/seconds"][-1]
+    assert llm.report().makespan < seconds <= clock
+    with (tmp_path / "steps.csv").open(encoding="utf-8") as stream:
+        *_, last = csv.DictReader(stream)
+    assert float(last["generation_seconds"]) == round(seconds, 4)
+    batch = llm.one_batch_seconds()
+    assert batch is not None
+    assert logged["rollout/times_one_batch"][-1] == batch / seconds
