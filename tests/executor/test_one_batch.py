@@ -9,7 +9,6 @@ from pathlib import Path
 from time import perf_counter
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from batchbound.data.costs.cost import CostModel
