@@ -462,7 +462,7 @@ class Check(NamedTuple):
 
 CHECKS = (
     Check("charges", "difference set", "difference set", _difference_curves),
-    Check("growth", "growth", "growing keys and values", _growth_curves),
+    Check("growth", "growth", "growth", _growth_curves),
     Check("intervals", "difference set", "difference set", _interval_curves),
 )
 """Checks of arguments by the number of stages; a certificate is called by the first of its kind."""

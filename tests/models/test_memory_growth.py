@@ -1,4 +1,4 @@
-"""What growing keys and values cost: a valid bound, above the area's, derived again by the checker."""
+"""What growth of the KV cache costs: a valid bound, above the area's, derived again by the checker."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def test_its_certificate_is_found_right() -> None:
     bound = proven()
     growth = bound.certificate["growth"]
     assert isinstance(growth, dict)
-    assert bound.source == "growing keys and values"
+    assert bound.source == "growth"
     assert [len(rows) for rows in (growth["closed"], growth["open"])] == [5, 5]
     assert verify_bound(FOUR, bound) is None
 
@@ -350,7 +350,7 @@ def of_growth(problem: Problem, growth: dict[str, Any], seconds: float) -> Bound
     decode_steps = {"kind": "lifted", "at_least": 0, "heaviest": 1, "machines": 1}
     certificate = {"kind": "growth", "slots": problem.slots, "stages": stages, "decode_steps": decode_steps}
     terms = {"decode steps": seconds}
-    return Bound(seconds, "growing keys and values", terms, {**certificate, "growth": growth})
+    return Bound(seconds, "growth", terms, {**certificate, "growth": growth})
 
 
 PRICED_STAGES = {
@@ -469,7 +469,7 @@ def test_curves_of_several_arguments_stand_in_one_certificate() -> None:
     assert bound.source == "difference set and growth"
     assert bound.seconds == certified(counted.with_curves([curve])).seconds
     assert verify_bound(FOUR, bound) is None
-    assert certified(both.pruned()).source == "growing keys and values"
+    assert certified(both.pruned()).source == "growth"
     for part in ("growth", "charges"):
         fewer = {name: claim for name, claim in bound.certificate.items() if name != part}
         assert verify_bound(FOUR, replace(bound, certificate=fewer)) is not None

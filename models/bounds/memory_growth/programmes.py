@@ -129,7 +129,7 @@ class GrowthBound(Argument):
     """
 
     name, part, lists_claims = "memory_growth", "growth", False
-    kind, source = "growth", "growing keys and values"
+    kind = source = "growth"
 
     def __init__(self, params: BoundParams, seconds: float) -> None:
         self._params, self._seconds = params, seconds
