@@ -93,7 +93,7 @@ class Report(Shown):
     evictions
         Number of times that a request returned to the queue after its prefill.
     prompt_tokens, output_tokens
-        Tokens of the served requests; a group's shared prompt counts once.
+        Tokens of the served requests; shared prompt tokens count once, but for each prompt's last token.
     utilization
         Model seconds of full decode steps for the same tokens, divided by the makespan.
     slot_seconds
