@@ -169,6 +169,13 @@ def missing_file(path: str | os.PathLike[str]) -> InputError:
         names = []
     near = difflib.get_close_matches(wanted.name, names, n=1, cutoff=0.8)
     hint = f"Did you mean {wanted.parent / near[0]}?" if near else "Check the path."
+    if wanted.name.endswith("trace.jsonl"):
+        output = wanted.name.removesuffix("trace.jsonl") or "answers."
+        running = (name for name in names if name.startswith(output) and name.endswith(".journal"))
+        if (journal := next(running, None)) is not None:
+            hint = f"A run writes its trace when it ends; that of {journal} continues with the same command."
+        elif not near:
+            hint = "A run writes its trace when it ends. Check the path."
     return InputError("no such file", file=path, hint=hint)
 
 

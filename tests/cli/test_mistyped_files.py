@@ -47,3 +47,18 @@ def test_a_report_of_completions_names_the_plan(folder: Path, capsys: pytest.Cap
     assert "holds completions and is not a plan. Give the plan of that run, by default answers.plan" in error
     assert main(["report", "prompts.jsonl"]) == 2
     assert "Make a plan from it" in capsys.readouterr().err
+
+
+def test_a_missing_trace_of_a_run_that_has_not_ended_is_told(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for other, trace, said in (
+        ("", "trace.jsonl", "A run writes its trace when it ends. Check the path."),
+        ("old.trace.jsonl", "olt.trace.jsonl", "Did you mean old.trace.jsonl?"),
+        ("new.parquet.journal", "new.trace.jsonl", "that of new.parquet.journal continues with the same"),
+        ("answers.jsonl.journal", "trace.jsonl", "that of answers.jsonl.journal continues with the same"),
+    ):
+        if other:
+            (folder / other).touch()
+        assert main(["audit", trace]) == 2
+        assert said in " ".join(capsys.readouterr().err.split())
