@@ -219,9 +219,14 @@ def _server_run(options: AuditOptions) -> Audit:
     except ValueError as error:
         raise InputError(str(error), file=options.run, hint="Nothing can be audited.") from None
     _confirm(verify_iterations(found.sequences, found.limits, found.bound, found.drafts))
+    # Other clients explain the distance, too.
+    far = None if found.broken or ran.counted_beside else found.far
+    if far is not None:
+        prompts = None if found.prompts is None else replace(found.prompts, runs={})
+        found = replace(found, simulated={}, prompts=prompts)
     tables, lost, remarks = _counted(found)
-    if ran.counted_beside is not None:
-        remarks = (*remarks, ran.counted_beside)
+    told = (ran.only_part, ran.counted_beside, far, *ran.other_slots(options.slots or ran.slots))
+    remarks = (*remarks, *(line for line in told if line is not None))
     endings = Endings.of(ran.endings)
     if endings is not None and endings.line is not None:
         alone = f"; the same run with {endings.retry} sends these alone" if endings.retry else ""
@@ -263,6 +268,7 @@ def _counted(
         **_of_prompts(found.prompts),
         "certificate": dict(found.bound.certificate),
     }
+    tables = {title: table for title, table in tables.items() if table}
     if found.counted is None or found.broken:
         return tables, (), remarks
     parts = {name: float(value) for name, value in found.losses.items()}
@@ -274,9 +280,10 @@ def _of_prompts(prompts: PromptAudit | None) -> dict[str, Mapping[str, object]]:
     """Return the table of prompt tokens against the tree of shared beginnings."""
     if prompts is None:
         return {}
+    warm = prompts.computed is not None and prompts.computed < prompts.needed
     table = {
         "computed by the server": prompts.computed,
-        "needed": prompts.needed,
+        "needed from an empty cache" if warm else "needed": prompts.needed,
         "computed again after eviction": prompts.again,
         **{f"simulated, {_STANDS.get(name, name)}": run.prompt_tokens for name, run in prompts.runs.items()},
     }

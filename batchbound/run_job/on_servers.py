@@ -206,8 +206,8 @@ def _write(
 
     output, trace = outputs
     errors, names = errors_path(output), batch.requests.names
-    # The run was cut off before its trace: an empty one identifies the finished job.
-    if len(ran) or run_of(trace) != ran.run:
+    # A part without completions keeps the trace of the job; without one, an empty trace identifies it.
+    if (ran.failed == 0).any() or run_of(trace) != ran.run:
         # A plan has its rows in another file.
         marked = not failed and requests.is_file() and batch.planned is None
         replace(ran, whole=WholeJob.of(requests, len(batch.requests)) if marked else None).save(trace)

@@ -121,17 +121,8 @@ class ServerResult:
         for line in (broken_line(audit.assumptions), audit.broken, run.counted_beside, far):
             if line is not None:
                 remark(line)
-        for server in run.servers:
-            if server.most_running is not None and server.most_running > run.slots:
-                remark(
-                    f"{server.url}: {server.most_running} requests ran at once, more than"
-                    f" --slots {run.slots}: the bound is for that many"
-                )
-            elif server.plateau is not None and server.plateau < run.slots:
-                remark(
-                    f"{server.url}: at most {server.plateau} requests were seen running while others"
-                    f" waited: slots or room for KV cache are fewer than --slots {run.slots}"
-                )
+        for line in run.other_slots(run.slots):
+            remark(line)
         return {
             "iterations": audit.counted,
             "bound_iterations": audit.bound.iterations,

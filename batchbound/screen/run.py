@@ -183,7 +183,10 @@ def _show_servers(result: ServerResult, options: JobOptions) -> bool:
     output, times, run = options.answers, options.times, result.run
     if not result.finished_before and 2 * int((run.completion_tokens <= run.choices).sum()) > len(run):
         note_empty(read_completions(output), raw=options.raw)
-    if result.finished_before:
+    if result.finished_before and result.failed:
+        left = "1 row has" if result.failed == 1 else f"{result.failed:,} rows have"
+        note(f"{output}: {left} no completion; the same command without --retry sends what is left")
+    elif result.finished_before:
         note(f"{output}: this job is finished; --overwrite would serve it again")
     elif not len(result.run):
         note(f"{output}: every request already has its completion")
@@ -194,8 +197,8 @@ def _show_servers(result: ServerResult, options: JobOptions) -> bool:
     if options.json:
         say(json.dumps(figures))
         return wrong
-    if result.resumed:
-        say(f"{output}: {len(result.run):,} requests after {result.resumed:,} from before")
+    if run.only_part is not None:
+        say(f"{output}: {run.only_part}")
     servers = options.server[0] if len(options.server) == 1 else f"{len(options.server)} servers"
     lines = server_lines(
         figures | {"slots": result.run.slots},

@@ -104,6 +104,9 @@ def _verdict(sizing: Sizing) -> Iterator[str]:
         yield "no replica of up to 8 devices holds the weights and the longest request"
     elif not sizing.kept:
         yield f"nothing that was tried ends with 90 % within {window}; the nearest is shown"
+        if sizing.choice is not None and sizing.choice.replica.offer.startup is None:
+            start = clock_text(sizing.choice.replica.startup)
+            yield f"  its start alone is assumed to take {start}; `startup` in --prices states yours"
     elif sizing.next_cheaper is None:
         yield f"nothing cheaper was tried; window {window}"
     else:

@@ -59,6 +59,9 @@ def size(options: SizeOptions) -> Sizing:
     now = datetime.now()
     windows, offers = options.windows(now), read_offers(options.devices, options.prices)
     path = Path(options.model)
+    if not path.exists() and path.suffix != ".json":
+        hint = "Give the model's config.json, or its folder; nothing is downloaded."
+        raise InputError("no such file or folder", file=path, hint=hint)
     config = read_json_object(path / "config.json" if path.is_dir() else path)
     shape = _shape(config, options)
     with working(f"reading {', '.join(map(str, options.files))}"), opened_once():

@@ -135,6 +135,7 @@ class ServerRunHeader:
     whole: WholeJob | None = None
     nodes: SharedNodes | None = None
     abandoned: Count = 0
+    earlier: Count = 0
 
     def __post_init__(self) -> None:
         if not self.servers:
@@ -189,6 +190,7 @@ class ServerRun:
     whole: Marks of the job if all of its rows have a completion, or None.
     tree: Beginnings that the prompts share, by the server's token ids; None if unknown.
     abandoned: Requests in progress at the deadline; they are none of the run's, but the servers counted them.
+    earlier: Rows of the job that earlier parts had finished; they are none of the run's.
     """
 
     ids: Sequence[str]
@@ -212,6 +214,7 @@ class ServerRun:
     whole: WholeJob | None = None
     tree: PrefixTree | None = None
     abandoned: int = 0
+    earlier: int = 0
 
     @property
     def sent_after(self) -> IntArray | None:
@@ -239,6 +242,30 @@ class ServerRun:
         if others := self.tokens_of_others:
             return f"the servers generated {others:,} tokens of other clients meanwhile: counts include them"
         return None
+
+    @property
+    def only_part(self) -> str | None:
+        """Sentence on rows that earlier parts of the job finished; None for a whole job."""
+        if not self.earlier:
+            return None
+        requests = "1 request" if len(self) == 1 else f"{len(self):,} requests"
+        return f"figures are of {requests}, after {self.earlier:,} from before"
+
+    def other_slots(self, slots: int) -> list[str]:
+        """Return sentences on servers that were seen with other slots than ``slots``."""
+        told = list[str]()
+        for server in self.servers:
+            if server.most_running is not None and server.most_running > slots:
+                told.append(
+                    f"{server.url}: {server.most_running} requests ran at once, more than"
+                    f" --slots {slots}: the bound is for that many"
+                )
+            elif server.plateau is not None and server.plateau < slots:
+                told.append(
+                    f"{server.url}: at most {server.plateau} requests were seen running while others"
+                    f" waited: slots or room for KV cache are fewer than --slots {slots}"
+                )
+        return told
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -268,6 +295,7 @@ class ServerRun:
             self.whole,
             _nodes_of(self.tree),
             self.abandoned,
+            self.earlier,
         )
         # Views yield one number at a time; lists would hold an object for each.
         columns = [getattr(self, name).data for name in _COLUMNS]
@@ -325,6 +353,7 @@ class ServerRun:
             endings=header.endings,
             whole=header.whole,
             abandoned=header.abandoned,
+            earlier=header.earlier,
             tree=_tree_of(header.nodes, leaf, own, continues, path),
             **{name: np.asarray(column) for name, column in columns.items()},
         )

@@ -255,7 +255,12 @@ class ServerJob:
         if sender.expired:
             failed |= self._expire(journal, batch, left.tolist())
         ran = served.record(self, counts, dispatch)
-        ran = replace(ran, endings=kept.endings.facts(), abandoned=sender.abandoned)
+        ran = replace(
+            ran,
+            endings=kept.endings.facts(),
+            abandoned=sender.abandoned,
+            earlier=int(kept.done.sum()),
+        )
         return ServerOutcome(ran, len(failed), stopped)
 
     def _line_of(self, batch: ServerBatch, served: Served) -> tuple[str, Mapping[str, Any]]:

@@ -435,3 +435,20 @@ def test_the_certificate_is_printed_only_with_verbose(
     short = capsys.readouterr().out
     assert main(["audit", str(trace), "--verbose"]) == 0
     assert set(capsys.readouterr().out.splitlines()) - set(short.splitlines()) >= {"certificate"}
+
+
+def test_slots_that_are_not_the_servers_are_told_and_no_orders_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Eight requests of two tokens: two iterations on eight slots, and 16 on the one that the server has.
+    server_run([2] * 8, iterations=16, slots=8, plateau=1).save(tmp_path / "trace.jsonl")
+    assert main(["audit", str(tmp_path / "trace.jsonl")]) == 0
+    said = capsys.readouterr()
+    assert "slots or room for KV cache are fewer than --slots 8" in said.err
+    assert "takes 2 iterations in the simulation and took 16: orders are not compared" in said.err
+    assert "by the order of the requests" not in said.out
+    assert f"lost: {TOGETHER}" in said.out
+    assert main(["audit", str(tmp_path / "trace.jsonl"), "--slots", "1"]) == 0
+    said = capsys.readouterr()
+    assert "fewer than --slots" not in said.err
+    assert "by the order of the requests" in said.out

@@ -67,6 +67,35 @@ def test_rows_that_expired_are_sent_by_the_same_command(tmp_path: Path, suffix: 
         assert [name for name, row in rows_of(batch, suffix).items() if row.error] == ["r4"]
 
 
+def test_a_later_part_is_audited_alone_and_one_without_completions_keeps_the_trace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch, trace = write_batch(tmp_path / "in.jsonl", [2] * 6), str(tmp_path / "trace.jsonl")
+    with FakeServer(4, faults={"r1": [400] * 3, "r4": [400]}) as server:
+        words = words_of(batch, server)
+        assert main(words) == 1
+        assert main(["audit", trace]) == 0
+        assert "from before" not in capsys.readouterr().err
+        assert main(words) == 1  # r4 gets its completion
+        part = Path(trace).read_bytes()
+        assert main(words) == 1  # r1 fails again
+    assert Path(trace).read_bytes() == part
+    capsys.readouterr()
+    assert main(["audit", trace]) == 0
+    assert "figures are of 2 requests, after 4 from before" in capsys.readouterr().err
+
+
+def test_rows_that_a_retry_leaves_out_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    batch = write_batch(tmp_path / "in.jsonl", [2] * 4)
+    with FakeServer(4, faults={"r1": ["hang"]}) as server:
+        assert main(words_of(batch, server, ".jsonl", "--deadline", "1")) == 1
+        capsys.readouterr()
+        assert main(words_of(batch, server, ".jsonl", "--retry", "failed")) == 1
+    said = capsys.readouterr().err
+    assert "1 row has no completion; the same command without --retry sends what is left" in said
+    assert "finished" not in said
+
+
 @FORMATS
 def test_rows_that_were_added_are_served(tmp_path: Path, suffix: str) -> None:
     batch = write_batch(tmp_path / "in.jsonl", [2] * 4)

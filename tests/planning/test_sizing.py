@@ -198,6 +198,17 @@ def test_one_job_of_unknown_lengths_leaves_nothing_proven(folder: Path) -> None:
     assert not sized("known.jsonl", "limits.jsonl").pooled.proven
 
 
+def test_a_window_that_the_start_alone_exceeds_and_a_hub_name_are_told(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["size", "small.csv", "--devices", "l4", "--within", "1m", "--model"]
+    assert main([*words, "config.json"]) == 1
+    # Two minutes, and a second for each of the 16.1 GB of weights.
+    assert "its start alone is assumed to take 0:02:16" in capsys.readouterr().out
+    assert main([*words, "meta-llama/Llama-3.1-8B"]) == 2
+    assert "Give the model's config.json, or its folder; nothing is downloaded." in capsys.readouterr().err
+
+
 def test_limits_of_completions_are_at_most(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["size", "prompts.jsonl", "--model", "config.json", "--prices", "prices.toml", "--within", "1h"]
     assert main(words) == 0
