@@ -201,7 +201,7 @@ class Report(Shown):
         yield "Report", f"{self.requests:,} requests on {self.slots:,} slots"
         yield "makespan", f"{self.makespan:,.4g} s ({self.clock} clock)"
         pace = f" ({self.pace:,.3g} s measured for each, in the median stage)" if self.pace else ""
-        yield "by the cost model", seconds(self.model_makespan) + pace
+        yield "by the cost model", f"{seconds(self.model_makespan)}{pace}"
         yield "lower bound", seconds(self.run_bound)
         yield "above the bound", percentage(self.run_gap)
         yield "decode steps", self.decode_steps
