@@ -411,12 +411,12 @@ class _FleetSearch:
                 steps += self._level(steps)
             share = max(self._shares, key=lambda share: share.finish)
             if share.problem is None:
-                return StoppedBy.GAVE_UP
+                return StoppedBy.FINISHED
             if self._worked(steps) or self.left < 0.5 * SLICE:
                 continue
             steps += self._search(share, first, steps)
             turns = 0 if _latest(self._shares) < latest - BETTER else turns + 1
-        return StoppedBy.GAVE_UP
+        return StoppedBy.FINISHED
 
     def _search_all(self, shares: list[_Share], seconds: float, steps: int) -> int:
         """Search some replicas once, the last first; return the steps."""

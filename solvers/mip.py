@@ -31,7 +31,7 @@ from ..models.formulations.slot_free import (
 from .backends.backend import BACKENDS
 from .backends.formulation import Solved
 from .backends.linear import BackendError, LinearResult, find_backend
-from .backends.worker import run_in_worker
+from .backends.worker import Outcome, run_in_worker
 from .result import Limits, Result, Status, StoppedBy
 from .search.baselines import simulated_schedule
 from .search.constructive import ski_rental_schedule
@@ -80,9 +80,11 @@ def solve_full(
     begin = _rule_schedule(problem) if start is None else start
     without_empty_bins(begin, bins_needed(problem))
     ours = _Bounding(problem, limits.seconds)
-    limits_left = limits.left(begun)
-    solution, schedule = _modelled(problem, formulation, backend, limits_left, begin, ours)
-    judged = _judged(problem, ours.bound, f"{formulation} on {backend}", solution, (schedule, begin), begun)
+    limits_left, before = limits.left(begun), time.perf_counter() - begun
+    solution, schedule, started = _modelled(problem, formulation, backend, limits_left, begin, ours)
+    solution = replace(solution, seconds=before + solution.seconds)
+    judged = _judged(problem, ours.bound, f"{formulation} on {backend}", solution, (schedule, begin))
+    judged = replace(judged, started=started)
     return judged if start is not None else _said(problem, judged, begin)
 
 
@@ -96,7 +98,7 @@ def _rule_schedule(problem: Problem) -> Schedule:
 
 def _said(problem: Problem, result: Result, rule: Schedule) -> Result:
     """Remark that a rule's schedule is returned, if nothing better was found."""
-    if result.makespan is None or result.makespan < rule.makespan(problem):
+    if not result.started or result.makespan is None or result.makespan < rule.makespan(problem):
         return result
     return replace(result, message="; ".join(part for part in (result.message, _NO_BETTER) if part))
 
@@ -119,8 +121,8 @@ def _modelled(
     limits: Limits,
     start: Schedule | None = None,
     meanwhile: Callable[[], None] = lambda: None,
-) -> tuple[LinearResult, Schedule | None]:
-    """Solve a formulation in a worker, and read its schedule.
+) -> tuple[LinearResult, Schedule | None, bool]:
+    """Solve a formulation in a worker; read its schedule, and whether it was begun.
 
     The worker also builds the model, as that can outlast the limit.
     """
@@ -139,17 +141,26 @@ def _modelled(
         answered, message = answer.found, "; ".join(part for part in (message, answer.found.message) if part)
         proven = answered.stopped_by is StoppedBy.PROOF
         stopped_by = answered.stopped_by if proven else outcome.stopped_by or answered.stopped_by
-        return replace(
-            answered, seconds=outcome.seconds, stopped_by=stopped_by, message=message
-        ), answer.schedule
-    if outcome.stopped_by is StoppedBy.TIME and not outcome.reports.get("built"):
+        return (
+            replace(answered, seconds=outcome.seconds, stopped_by=stopped_by, message=message),
+            answer.schedule,
+            True,
+        )
+    if outcome.stopped_by is StoppedBy.TIME and not _started(outcome):
         message = "its limit came before the model was built"
     schedule = outcome.reports.get("incumbent")
     assert schedule is None or isinstance(schedule, Schedule)
-    stopped_by, solver = outcome.stopped_by or StoppedBy.GAVE_UP, (chosen.name, chosen.version)
-    return LinearResult(
-        Status.NO_SOLUTION, stopped_by, None, None, None, outcome.seconds, *solver, message
-    ), schedule
+    stopped_by, solver = outcome.stopped_by or StoppedBy.FINISHED, (chosen.name, chosen.version)
+    return (
+        LinearResult(Status.NO_SOLUTION, stopped_by, None, None, None, outcome.seconds, *solver, message),
+        schedule,
+        _started(outcome),
+    )
+
+
+def _started(outcome: Outcome) -> bool:
+    """Return whether a worker has built its model."""
+    return outcome.answer is not None or bool(outcome.reports.get("built"))
 
 
 def _judged(
@@ -158,7 +169,6 @@ def _judged(
     solver: str,
     found: LinearResult,
     schedules: tuple[Schedule | None, Schedule],
-    begun: float,
 ) -> Result:
     """Return the best schedule that the referee accepts."""
     better, best = schedules
@@ -180,7 +190,7 @@ def _judged(
         best,
         makespan,
         proven,
-        time.perf_counter() - begun,
+        found.seconds,
         solver,
         found.version,
         message,
@@ -205,7 +215,7 @@ def _stronger(ours: Bound, seconds: float | None, solver: str, version: str) -> 
 
 
 def _literal(problem: Problem, backend: str, limits: Limits) -> Result:
-    solution, schedule = _modelled(problem, "literal", backend, limits)
+    solution, schedule, started = _modelled(problem, "literal", backend, limits)
     broken = None if schedule is None else schedule.check(problem)
     message = solution.message
     if broken is not None:
@@ -228,6 +238,7 @@ def _literal(problem: Problem, backend: str, limits: Limits) -> Result:
         f"literal on {backend}",
         solution.version,
         message,
+        started=started,
     )
 
 
@@ -237,7 +248,7 @@ def _by_intervals(problem: Problem, limits: Limits, start: Schedule | None) -> R
     begin = _rule_schedule(problem) if start is None else start
     model = interval_model(problem, begin)
     places = np.stack((begin.starts[begin.bin_of], begin.bin_of))
-    bounding = _Bounding(problem, limits.seconds)
+    bounding, before = _Bounding(problem, limits.seconds), time.perf_counter() - begun
     outcome = run_in_worker(
         "batchbound.solvers.backends.cp_sat",
         "solve_intervals",
@@ -268,17 +279,18 @@ def _by_intervals(problem: Problem, limits: Limits, start: Schedule | None) -> R
     proven = _stronger(ours, proven_seconds, solver, version)
     status = _status(makespan, proven)
     limit = answer.get("limit")
-    ended = outcome.stopped_by or (limit if isinstance(limit, StoppedBy) else StoppedBy.GAVE_UP)
+    ended = outcome.stopped_by or (limit if isinstance(limit, StoppedBy) else StoppedBy.FINISHED)
     result = Result(
         status,
         StoppedBy.PROOF if status is Status.OPTIMAL else ended,
         best,
         makespan,
         proven,
-        time.perf_counter() - begun,
+        before + outcome.seconds,
         solver,
         version,
         message,
         ours,
+        started=_started(outcome),
     )
     return result if start is not None else _said(problem, result, begin)

@@ -103,7 +103,7 @@ def search_tree_order(
             outlooks[held] = forecast.held_back(held, order)
         best = choose(outlooks)
     if not lengths_known or len(tree) < 2 or (budget.seconds is None and budget.work is None):
-        return SearchedOrder(best, baselines, StoppedBy.GAVE_UP)
+        return SearchedOrder(best, baselines, StoppedBy.FINISHED)
     search = _Search(tree, forecast, best, baselines[FILE_ORDER], least_seconds(list(outlooks.values())))
     stopped_by = search.run(budget, enough)
     return SearchedOrder(search.best, baselines, stopped_by)

@@ -57,8 +57,8 @@ class StoppedBy(enum.StrEnum):
     """The requested gap was reached."""
     STALLED = "no improvement"
     """No better schedule came for the given seconds."""
-    GAVE_UP = "gave up"
-    """The solver ended without a proof."""
+    FINISHED = "finished"
+    """The solver ended by itself, without a proof."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +133,11 @@ class Limits:
         return None if self.seconds is None and self.work is not None else seconds
 
 
+def ended(stopped_by: str) -> str:
+    """Say how a solver ended, by its :class:`StoppedBy`."""
+    return stopped_by if stopped_by == StoppedBy.FINISHED else f"stopped by {stopped_by}"
+
+
 def despite_interrupt(function: Callable[[], Value]) -> tuple[Value, bool]:
     """Return a quick function's value, and whether Ctrl-C was pressed meanwhile."""
     try:
@@ -173,6 +178,9 @@ class Result(Shown):
         Seconds and value of each better bound of ``search``.
     bound_of
         The schedules that bound and status hold for.
+    started
+        False if a solver's library was not loaded or its model not built; the schedule is then the rule's
+        that it would have begun from.
     """
 
     status: Status
@@ -188,10 +196,11 @@ class Result(Shown):
     improvements: tuple[tuple[float, float], ...] = ()
     bounds: tuple[tuple[float, float], ...] = ()
     bound_of: str = ""
+    started: bool = True
 
     def shown(self) -> Iterator[tuple[str, object]]:
         """Yield the schedule's and the bound's figures."""
-        yield "Result", f"{self.status}, stopped by {self.stopped_by}"
+        yield "Result", f"{self.status}, {ended(self.stopped_by)}"
         yield "makespan", seconds(self.makespan)
         yield "lower bound", None if self.bound is None else seconds(self.bound.seconds)
         yield "bound of", None if self.bound is None else self.bound_of or None

@@ -207,7 +207,7 @@ def _lpt_ski(problem: Problem, task: Task) -> Result:
     begun = time.perf_counter()
     schedule = ski_rental_schedule(problem)
     bound = best_bound(problem)
-    return _result(_made(problem, schedule), bound, "lpt-ski", begun, StoppedBy.GAVE_UP, bound)
+    return _result(_made(problem, schedule), bound, "lpt-ski", begun, StoppedBy.FINISHED, bound)
 
 
 def _exact(problem: Problem, task: Task) -> Result:

@@ -163,7 +163,7 @@ def solve_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
                 reports.update([message[1]])
 
         meanwhile()
-        desk = Desk(send, None if seconds is None else time.monotonic() + seconds)
+        desk = Desk(send, seconds)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             answer = getattr(importlib.import_module(module), function)(*task, desk)

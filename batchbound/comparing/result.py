@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from ..data.bound import gap_above
+from ..models.formulations.linear_model import TOLERANCE
 from ..solvers.result import Status
 
 if TYPE_CHECKING:
@@ -22,9 +23,21 @@ if TYPE_CHECKING:
 NOT_APPLICABLE = "not applicable"
 """Status of a solver that does not take the instance."""
 
+NOT_INSTALLED = "not installed"
+"""Status of a solver without its library."""
+
+NOT_STARTED = "not started"
+"""Status of a solver whose limit or crash came before its model was built."""
+
+BEST_KNOWN = "best known"
+"""Solver name in the row of an instance's own plan."""
+
 
 NO_EVICTIONS = "of schedules that evict no request"
 """Restriction of a bound that holds for schedules without evictions."""
+
+_LEFT_OUT = (NOT_APPLICABLE, NOT_INSTALLED)
+"""Statuses of solvers that an instance does not count against."""
 
 OPTIMAL_UNEVICTED = "least without evictions"
 """Status of an optimal schedule that an evicting policy beats."""
@@ -84,6 +97,7 @@ class Comparison:
                 gap = "" if row.gap is None else f"{row.gap:.2%}"
                 seconds = "" if row.seconds is None else f"{row.seconds:,.2f}"
                 yield f"  {row.solver:<28}{value:>13}{gap:>9}{seconds:>10}  {row.status}"
+            yield from _remarks(rows)
 
     def to_csv(self) -> str:
         """Return the table as CSV."""
@@ -136,7 +150,7 @@ class Comparison:
         """
         found: dict[str, list[float]] = {row.solver: [] for row in self.rows}
         for instance in dict.fromkeys(row.instance for row in self.rows):
-            asked = [row for row in self.rows if row.instance == instance and row.status != NOT_APPLICABLE]
+            asked = [row for row in self.rows if row.instance == instance and row.status not in _LEFT_OUT]
             measures = {row.solver: _measure(row, by) for row in asked}
             least = min(measures.values(), default=math.inf)
             for solver, measure in measures.items():
@@ -180,7 +194,7 @@ class Comparison:
         for row in self.rows:
             if row.gap is None or row.value is None or not row.improvements:
                 continue
-            bound = best[row.instance]
+            bound = row.bound if row.evictions and row.bound is not None else best[row.instance]
             times, values = zip(*row.improvements, strict=True)
             times = tuple(max(each, _LEAST_SECONDS) for each in times)
             gaps = [100 * (gap_above(value, bound) or 0.0) for value in (*values, values[-1])]
@@ -200,6 +214,19 @@ class Comparison:
         if labelled:
             figure.legend(loc="outside upper center", ncols=3, fontsize="small")
         figure.savefig(path)
+
+
+def _remarks(rows: Sequence[Measurement]) -> Iterator[str]:
+    """Yield which bound holds for runs that evict, and which rows beat the best known."""
+    for row in rows:
+        if row.evictions:
+            against = "no bound" if row.bound is None else f"{row.bound:,.3f}, a bound that allows them"
+            yield f"  {row.solver}, evictions: {row.evictions:,}; its gap is to {against}"
+    known = next((row.value for row in rows if row.solver == BEST_KNOWN), None)
+    shorter = [(row.value, row.solver) for row in rows if row.value is not None and not row.evictions]
+    if known is not None and shorter and min(shorter)[0] < known - TOLERANCE * known:
+        value, solver = min(shorter)
+        yield f"  {solver} beats the library's best known by {known - value:,.3f} ({1 - value / known:.2%})"
 
 
 def with_gaps(rows: Sequence[Measurement]) -> list[Measurement]:

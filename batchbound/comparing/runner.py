@@ -27,13 +27,19 @@ from ..solvers.backends.linear import BackendError, LinearResult, solve_linear
 from ..solvers.result import Limits, Result, Status, StoppedBy
 from ..solvers.solve import DEFAULT_SECONDS, DEFAULT_SOLVER, SOLVERS, limits_heeded, solve
 from ..version import __version__
-from .result import NO_EVICTIONS, NOT_APPLICABLE, Comparison, Measurement, with_gaps
+from .result import (
+    BEST_KNOWN,
+    NO_EVICTIONS,
+    NOT_APPLICABLE,
+    NOT_INSTALLED,
+    NOT_STARTED,
+    Comparison,
+    Measurement,
+    with_gaps,
+)
 
 POLICY = "policy:"
 """Prefix of a policy's name, as in ``policy:fcfs``; policies are simulated."""
-
-BEST_KNOWN = "best known"
-"""Solver name in the row of an instance's own plan."""
 
 Instance = Problem | Fleet | LinearModel | Plan
 OwnSolver = Callable[[Problem, Limits], Result | Schedule]
@@ -206,7 +212,8 @@ def _measured(
         raise BackendError(f"{solver} takes linear models")
     except (BackendError, UnsupportedProblemError, ImportError) as error:
         took = time.perf_counter() - begun
-        return Measurement(name, label, None, None, None, took, NOT_APPLICABLE, "", "", str(error))
+        status = NOT_INSTALLED if isinstance(error, ImportError) else NOT_APPLICABLE
+        return Measurement(name, label, None, None, None, took, status, "", "", str(error))
 
 
 def _linear(name: str, model: LinearModel, label: str, solver: Solver, limits: Limits) -> Measurement:
@@ -244,7 +251,7 @@ def _policy(name: str, problem: Problem, label: str, policy: str) -> Measurement
     seconds = time.perf_counter() - begun
     if not trace.evictions and (violation := schedule_of(trace).check(problem)) is not None:
         raise ValueError(f"the policy {policy!r} breaks a rule on {name!r}: {violation}")
-    status, stopped = str(Status.FEASIBLE), str(StoppedBy.GAVE_UP)
+    status, stopped = str(Status.FEASIBLE), str(StoppedBy.FINISHED)
     steps = _point(seconds, trace.makespan)
     # A run with evictions is compared with a bound that allows them.
     bound = evicting_bound(problem) if trace.evictions else None
@@ -273,7 +280,7 @@ def _own(label: str, solver: OwnSolver, problem: Problem, limits: Limits) -> Res
     if not isinstance(found, Schedule):
         raise TypeError(f"{label!r} returned {type(found).__name__}, neither a Schedule nor a Result")
     makespan = found.makespan(problem) if found.check(problem) is None else None
-    return Result(Status.FEASIBLE, StoppedBy.GAVE_UP, found, makespan, None, seconds, label, "")
+    return Result(Status.FEASIBLE, StoppedBy.FINISHED, found, makespan, None, seconds, label, "")
 
 
 def _fleet(name: str, fleet: Fleet, label: str, solver: Solver, limits: Limits) -> Measurement:
@@ -288,6 +295,9 @@ def _fleet(name: str, fleet: Fleet, label: str, solver: Solver, limits: Limits) 
 
 def _of_result(name: str, label: str, problem: Problem, result: Result) -> Measurement:
     value = None
+    if not result.started:
+        # The rule's schedule and our own bound are not the solver's.
+        result = replace(result, schedule=None, bound=None, improvements=())
     if result.schedule is not None:
         violation = result.schedule.check(problem)
         if violation is not None:
@@ -301,7 +311,7 @@ def _of_result(name: str, label: str, problem: Problem, result: Result) -> Measu
         None if bound is None else bound.seconds,
         None,
         result.seconds,
-        str(result.status),
+        str(result.status) if result.started else NOT_STARTED,
         str(result.stopped_by),
         result.version,
         result.message,

@@ -112,7 +112,7 @@ def _followed(plan: Plan, run: _Run) -> Plan:
     # The schedule's own proof says nothing about schedules that evict requests.
     stopped_by = plan.maker.stopped_by
     if stopped_by == StoppedBy.PROOF and status is Status.FEASIBLE:
-        stopped_by = StoppedBy.GAVE_UP
+        stopped_by = StoppedBy.FINISHED
     if not np.array_equal(run.replica_of, plan.shares.replica_of):
         shares = _scheduled(plan.fleet, run.replica_of)
         plan = replace(plan, shares=shares, makespan=shares.makespan(plan.fleet))

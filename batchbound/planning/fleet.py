@@ -24,7 +24,7 @@ from ..heuristics.dispatch import dispatch, group_members
 from ..heuristics.fleet.policy import choose_fleet_policy, serve_with_backoff
 from ..models.bounds.fleet import fleet_bound
 from ..solvers.fleet import plan_fleet
-from ..solvers.result import Limits
+from ..solvers.result import Limits, StoppedBy
 from ..solvers.search.constructive import ski_rental_schedule
 from ..solvers.solve import DEFAULT_SECONDS
 from ..version import __version__
@@ -135,7 +135,7 @@ def make_robust_fleet_plan(
     ends = [serve_with_backoff(planned, replica_of, policy, row, backoff=backoff).makespan for row in drawn]
     makespan, bound = shares.makespan(planned), fleet_bound(planned)
     took, status = time.perf_counter() - begun, "optimal" if bound.proves(makespan) else "feasible"
-    maker = Maker(f"{policy.order} queues", __version__, status, "gave up", took, seed)
+    maker = Maker(f"{policy.order} queues", __version__, status, StoppedBy.FINISHED, took, seed)
     expected = Expectation.of(
         ends, policy.order, policy.patience, tail=policy.tail, error=error.to_json(), compared=policy.compared
     )

@@ -10,7 +10,7 @@ from ..data.plan import Maker, Plan, Provenance
 from ..data.problem import Problem
 from ..data.schedule import Schedule
 from ..models.bounds.prove import proven_bound
-from ..solvers.result import Limits, Result, Status, StoppedBy, despite_interrupt
+from ..solvers.result import Limits, Result, Status, StoppedBy, despite_interrupt, ended
 from ..solvers.search.params import SearchParams
 from ..solvers.solve import DEFAULT_SECONDS, DEFAULT_SOLVER, solve
 from .evicting import following_plan, searched
@@ -75,7 +75,7 @@ def _plan_of(problem: Problem, result: Result, solver: str, limits: Limits, prov
         why = f": {result.message}" if result.message else ""
         raise PlanningError(
             f"the solver {result.solver!r} found no schedule"
-            f" ({result.status}, stopped by {result.stopped_by}{why})."
+            f" ({result.status}, {ended(result.stopped_by)}{why})."
             " Give it more time or choose another solver."
         )
     violation = result.schedule.check(problem)

@@ -108,7 +108,7 @@ class _Search:
         )
         self.best: Release | None = None
         self.held_back: int | None = None
-        self.stopped_by = StoppedBy.GAVE_UP
+        self.stopped_by = StoppedBy.FINISHED
 
     def run(self) -> None:
         named = []

@@ -77,7 +77,7 @@ class _Search:
         self._rule = _RULES[0]
         self._rng, self._work = np.random.default_rng(limits.seed), limits.work
         self._ends = None if limits.seconds is None else begun + limits.seconds
-        self.stopped_by = StoppedBy.GAVE_UP
+        self.stopped_by = StoppedBy.FINISHED
 
     def run(self) -> None:
         """Try the known orders, then neighbours of the best."""

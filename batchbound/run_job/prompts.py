@@ -165,7 +165,7 @@ def _announced(problem: Problem, output: str) -> Schedule | None:
 def _policy_plan(problem: Problem, provenance: Provenance, seed: int | None) -> Plan:
     """Plan unknown lengths: a policy simulated at the caps."""
     schedule = schedule_of(simulate(problem, "lpt-ski"))
-    maker = Maker("lpt-ski", __version__, Status.FEASIBLE, StoppedBy.GAVE_UP, 0.0, seed or 0)
+    maker = Maker("lpt-ski", __version__, Status.FEASIBLE, StoppedBy.FINISHED, 0.0, seed or 0)
     return Plan.of(problem, schedule, None, maker, provenance=provenance)
 
 

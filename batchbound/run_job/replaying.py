@@ -128,7 +128,7 @@ def in_order(plan: IterationPlan, policy: str) -> IterationPlan:
     else:
         predicted = predict(rows, share.limits, order, lag=1, goal=goal)
     made = PlannedShare(share.limits, order, policy, in_flight_of(share.limits.sequences), predicted)
-    maker = replaced(plan.maker, solver=policy, status=Status.FEASIBLE, stopped_by=StoppedBy.GAVE_UP)
+    maker = replaced(plan.maker, solver=policy, status=Status.FEASIBLE, stopped_by=StoppedBy.FINISHED)
     ordered = replaced(plan, shares=(made,), maker=maker)
     if ordered.proven_optimal:
         ordered = replaced(ordered, maker=replaced(maker, status=Status.OPTIMAL, stopped_by=StoppedBy.PROOF))

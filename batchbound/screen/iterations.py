@@ -12,7 +12,7 @@ from ..data.figures import percentage
 from ..data.iteration_plan import IterationPlan
 from ..options.plan import PlanOptions
 from ..plan_for_engines import EnginePlan
-from ..solvers.result import Status, StoppedBy
+from ..solvers.result import Status, StoppedBy, ended
 from .streams import say
 from .terminal import INTERRUPTED, note
 
@@ -126,7 +126,7 @@ def _aim_rows(summary: Mapping[str, object]) -> dict[str, str | None]:
 def _status(summary: Mapping[str, object]) -> str:
     holds = summary["status"] != Status.OPTIMAL or summary["bound_label"] == "proven least"
     condition = "" if holds else " if assumptions hold"
-    return f"{summary['status']}{condition}, stopped by {summary['stopped_by']}"
+    return f"{summary['status']}{condition}, {ended(str(summary['stopped_by']))}"
 
 
 def _show_handover(summary: Mapping[str, object]) -> None:

@@ -58,6 +58,7 @@ def solve_intervals(
     cp.minimize(_objective(cp, model, columns))
     if start is not None:
         _hint(cp, model, columns, start)
+    desk.report("built", True)
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = limits.threads
     solver.parameters.random_seed = limits.seed

@@ -29,7 +29,7 @@ class LinearResult:
     values: Best solution, checked against the model, shape (columns,), or None.
     objective: Objective of ``values``, computed by us, or None.
     bound: Proven lower bound on the objective, or None.
-    seconds: Wall-clock seconds, including the worker's start.
+    seconds: Wall-clock seconds since the backend's library was loaded.
     message: Remark for the user; may be empty.
     """
 
@@ -55,7 +55,8 @@ def solve_linear(
 
     backend: A name of :data:`~batchbound.solvers.backends.backend.BACKENDS`.
     limits: Work is in branch-and-bound nodes, of ``ortools-cp-sat`` in milliseconds of deterministic time.
-        Seconds include the worker's start. A backend without such settings ignores threads and seed.
+        Seconds count from the import of its library on. A backend without such settings ignores threads and
+        seed.
     start: Warm start, shape (columns,), or None.
 
     Raises BackendError for an unknown or unsuitable backend, ImportError if its library is missing, and
@@ -111,7 +112,7 @@ def checked(model: LinearModel, backend: Backend, start: FloatArray | None, outc
         status, stopped_by = claim, StoppedBy.PROOF
     else:
         status = Status.NO_SOLUTION if best is None else Status.FEASIBLE
-        stopped_by = outcome.stopped_by or answer.limit or StoppedBy.GAVE_UP
+        stopped_by = outcome.stopped_by or answer.limit or StoppedBy.FINISHED
     return LinearResult(
         status,
         stopped_by,

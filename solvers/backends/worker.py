@@ -29,7 +29,7 @@ from ..result import StoppedBy
 logger = logging.getLogger(__name__)
 
 START_UP_SECONDS = 60.0
-"""Seconds to import a library; larger tolerates slower disks."""
+"""Seconds to import a library, which no limit counts; larger tolerates slower disks."""
 GRACE_SECONDS = 1.5
 """Seconds for an interrupted solver to report its best solution."""
 GRACE_AT_LIMIT = (0.08, 0.08)
@@ -52,7 +52,7 @@ class Outcome:
     answer: Return value of the task, or None if it did not finish.
     reports: Last value reported under each name.
     stopped_by: None if the task ended by itself, else the reason.
-    seconds: Wall-clock seconds, including the worker's start.
+    seconds: Wall-clock seconds since the library was loaded; of the worker's start if it was not.
     message: Error of a crash; else empty.
     """
 
@@ -68,18 +68,29 @@ class Desk:
     """A task's channel to its parent: reports, and requests to stop.
 
     send: Sends a message to the parent.
+    seconds: Wall-clock limit from :meth:`ready` on, or None.
     deadline: Time of the monotonic clock when the task must be done, or None.
     """
 
     send: Callable[[tuple[str, object]], None]
-    deadline: float | None
+    seconds: float | None
+    deadline: float | None = field(init=False)
     _read: Callable[[object], object] | None = None
     _stop: Callable[[], None] | None = None
     _stopping: threading.Event = field(default_factory=threading.Event)
 
+    def __post_init__(self) -> None:
+        self._count()
+
     def ready(self) -> None:
-        """Report that the library is imported."""
-        self.send(("ready", None))
+        """Report that the library is imported; the limit counts from now on."""
+        self.send(("ready", self._count()))
+
+    def _count(self) -> float:
+        """Let the limit begin now; return the time."""
+        now = time.monotonic()
+        self.deadline = None if self.seconds is None else now + self.seconds
+        return now
 
     def read_incumbents(self, read: Callable[[object], object]) -> None:
         """Convert each incumbent before it is reported.
@@ -140,7 +151,7 @@ def run_in_worker(
 
     module, function: Names of the function, which takes the task's entries and a :class:`Desk`.
     task: Picklable arguments.
-    seconds: Wall-clock limit, including the process's start and imports, or None.
+    seconds: Wall-clock limit from the import of the library on, or None.
     meanwhile: Function to call here while the worker starts, which takes up to a second.
 
     Raises KeyboardInterrupt on a second Ctrl-C while the task reports its best.
@@ -161,7 +172,7 @@ def run_in_worker(
         call = _Call(here, seconds)
         try:
             with here:
-                messages = ([path for path in sys.path if path], (module, function, task, call.limit))
+                messages = ([path for path in sys.path if path], (module, function, task, seconds))
                 call.hold(messages, meanwhile)
         finally:
             _kill(process.pid)
@@ -170,21 +181,18 @@ def run_in_worker(
         if call.stopped_by is StoppedBy.CRASH and not message:
             message = _last_words(process.returncode, log)
     logger.debug("%s.%s ended: %s %s", module, function, call.stopped_by, message)
-    return Outcome(call.answer, call.reports, call.stopped_by, time.monotonic() - begun, message)
+    since = begun if call.ready is None else call.ready
+    return Outcome(call.answer, call.reports, call.stopped_by, time.monotonic() - since, message)
 
 
 class _Call:
     """The parent's side of a task."""
 
     def __init__(self, channel: Connection, seconds: float | None) -> None:
-        self.channel = channel
-        now = time.monotonic()
-        self.limit = None if seconds is None else now + seconds
+        self.channel, self.seconds = channel, seconds
         self.grace = GRACE_AT_LIMIT[0] + GRACE_AT_LIMIT[1] * (seconds or 0.0)
-        self.ready = False
-        self.deadline: float | None = now + START_UP_SECONDS
-        if self.limit is not None and self.limit < self.deadline:
-            self.deadline = self.limit
+        self.ready: float | None = None
+        self.deadline: float | None = time.monotonic() + START_UP_SECONDS
         self.answer: object = None
         self.reports: dict[str, object] = {}
         self.stopped_by: StoppedBy | None = None
@@ -230,13 +238,12 @@ class _Call:
         if self.channel.poll(wait):
             return self._take(pickle.loads(self.channel.recv_bytes()))
         if not self.asked:
-            self._ask(StoppedBy.TIME if self.deadline == self.limit else StoppedBy.HANG)
+            self._ask(StoppedBy.HANG if self.ready is None else StoppedBy.TIME)
             return True
         if self.stopped_by is StoppedBy.HANG:
             self.message = f"its library did not load within {START_UP_SECONDS:g} s"
         elif self.stopped_by is StoppedBy.TIME:
-            what = "it did not stop" if self.ready else "its library was not loaded yet"
-            self.message = f"{what} at its limit, and was ended"
+            self.message = "it did not stop at its limit, and was ended"
         return False
 
     def _ask(self, why: StoppedBy) -> None:
@@ -248,9 +255,10 @@ class _Call:
     def _take(self, message: tuple[str, object]) -> bool:
         kind, value = message
         if kind == "ready":
-            self.ready = True
+            assert isinstance(value, float)
+            self.ready = value
             if not self.asked:
-                self.deadline = self.limit
+                self.deadline = None if self.seconds is None else value + self.seconds
             return True
         if kind == "report":
             assert isinstance(value, tuple)
@@ -279,14 +287,14 @@ def serve(channel: Connection) -> None:
     """Run the one task that arrives on ``channel``, as a worker."""
     # The parent handles a terminal's Ctrl-C; children of ours install their own handlers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    module, function, task, deadline = pickle.loads(channel.recv_bytes())
+    module, function, task, seconds = pickle.loads(channel.recv_bytes())
     lock = threading.Lock()
 
     def send(message: tuple[str, object]) -> None:
         with lock:
             channel.send_bytes(pickle.dumps(message))
 
-    desk = Desk(send, deadline)
+    desk = Desk(send, seconds)
     threading.Thread(target=_heed, args=(channel, desk), daemon=True).start()
     try:
         answer = getattr(importlib.import_module(module), function)(*task, desk)

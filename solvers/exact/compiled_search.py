@@ -23,7 +23,7 @@ PRECISION = 1e-10
 """Relative difference below which two costs are equal."""
 EXACT = ExactParameters()
 
-_ENDED = (StoppedBy.PROOF, StoppedBy.TIME, StoppedBy.GAVE_UP)
+_ENDED = (StoppedBy.PROOF, StoppedBy.TIME, StoppedBy.FINISHED)
 _NAMES: dict[Argument, Literal["core_stage_states", "core_end_orders"]] = {
     "states": "core_stage_states",
     "orders": "core_end_orders",

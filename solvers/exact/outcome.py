@@ -26,7 +26,7 @@ class ExactOutcome:
 
     schedule: Schedule
     stopped_by: StoppedBy
-    """``PROOF`` if optimal, ``GAVE_UP`` if too large, else the limit."""
+    """``PROOF`` if optimal, ``FINISHED`` if too large, else the limit."""
     steps: int
     """Steps of the search, the unit of ``Limits.work``."""
     argument: Argument

@@ -14,7 +14,13 @@ import numpy as np
 import pytest
 
 from batchbound.cli import main
-from batchbound.comparing.result import NOT_APPLICABLE, OPTIMAL_UNEVICTED, Comparison, Measurement
+from batchbound.comparing.result import (
+    NOT_APPLICABLE,
+    NOT_INSTALLED,
+    OPTIMAL_UNEVICTED,
+    Comparison,
+    Measurement,
+)
 from batchbound.comparing.runner import OwnLinearSolver, compare
 from batchbound.data.bound import Bound, gap_above
 from batchbound.data.costs.cost import CostModel
@@ -29,6 +35,7 @@ from batchbound.models.formulations.full_model import repaired_model
 from batchbound.models.formulations.linear_files import read_mps, write_mps
 from batchbound.models.formulations.linear_model import LinearModel
 from batchbound.planning.fleet import make_fleet_plan
+from batchbound.solvers.backends.backend import Backend
 from batchbound.solvers.backends.linear import LinearResult
 from batchbound.solvers.result import Limits, Result, Status, StoppedBy
 from batchbound.solvers.search.constructive import ski_rental_schedule
@@ -42,7 +49,7 @@ def given(problem: Problem, limits: Limits) -> Result:
     """A user's own solver: requests as they come."""
     schedule = ski_rental_schedule(problem, order=np.arange(len(problem)))
     makespan = schedule.makespan(problem)
-    return Result(Status.FEASIBLE, StoppedBy.GAVE_UP, schedule, makespan, None, 0.5, "given", "mine 1")
+    return Result(Status.FEASIBLE, StoppedBy.FINISHED, schedule, makespan, None, 0.5, "given", "mine 1")
 
 
 @pytest.mark.parametrize("solvers", [given, [given], ["search", given]])
@@ -133,6 +140,28 @@ def test_a_run_that_evicts_is_judged_by_the_bound_of_schedules_that_may() -> Non
     assert rule.gap == gap_above(rule.value, rule.bound)
     assert best.status == OPTIMAL_UNEVICTED
     assert best.bound_source.endswith("of schedules that evict no request")
+    *_, remark = str(Comparison((best, rule))).splitlines()
+    assert remark == f"  policy:fcfs, evictions: 1; its gap is to {rule.bound:.3f}, a bound that allows them"
+
+
+def test_a_schedule_that_beats_the_best_known_is_told() -> None:
+    rows = (
+        row("a", "best known", 4.0),
+        row("a", "x", 3.0),
+        row("a", "y", 3.5),
+        row("a", "z", 2.0, evictions=1),
+    )
+    *_, beaten = str(Comparison(rows)).splitlines()
+    assert beaten == "  x beats the library's best known by 1.000 (25.00%)"
+    assert "beats" not in str(Comparison((rows[0], row("a", "x", 4.0), rows[3])))
+
+
+def test_a_solver_without_its_library_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Backend, "installed", False)
+    missing, served = compare({"a": small(0)}, ["slot-free:cp-sat", "policy:lpt"], Limits(seconds=0.1)).rows
+    assert (missing.status, missing.value) == (NOT_INSTALLED, None)
+    assert "pip install 'batchbound[solvers]'" in missing.message
+    assert Comparison((missing, served)).ratios() == {"slot-free:cp-sat": [], "policy:lpt": [1.0]}
 
 
 def test_one_solver_is_named_as_it_is() -> None:
@@ -177,7 +206,7 @@ ENDATA
 def first_only(model: LinearModel, limits: Limits) -> LinearResult:
     """A user's own solver of linear models: take the first thing, and claim nothing."""
     return LinearResult(
-        Status.FEASIBLE, StoppedBy.GAVE_UP, np.eye(model.columns)[0], -99.0, None, 0.1, "mine", "mine 2"
+        Status.FEASIBLE, StoppedBy.FINISHED, np.eye(model.columns)[0], -99.0, None, 0.1, "mine", "mine 2"
     )
 
 

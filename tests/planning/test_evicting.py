@@ -204,7 +204,7 @@ def test_a_proof_about_schedules_is_none_about_the_followed_policy() -> None:
     proven = replace(schedule, maker=replace(schedule.maker, stopped_by="proof"))
     plan = following_plan(proven)
     assert plan.followed is not None
-    assert (plan.maker.status, plan.maker.stopped_by) == ("feasible", "gave up")
+    assert (plan.maker.status, plan.maker.stopped_by) == ("feasible", "finished")
 
 
 def test_a_fleet_follows_a_policy_that_takes_less_by_evicting_requests(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from batchbound.cli import main
 from batchbound.comparing.instance_library import suite, suites
-from batchbound.comparing.runner import BEST_KNOWN, compare
+from batchbound.comparing.result import BEST_KNOWN
+from batchbound.comparing.runner import compare
 from batchbound.data.files.disk import InputError
 from batchbound.judging import verify
 from batchbound.solvers.result import Limits

@@ -202,7 +202,7 @@ def test_a_time_limit_with_incumbent_is_not_an_optimum(backend: str) -> None:
 
 
 def test_a_solver_that_stops_somewhat_early_was_stopped_by_its_seconds_if_they_are_its_only_limit() -> None:
-    desk = worker.Desk(lambda message: None, time.monotonic() + 60.0)
+    desk = worker.Desk(lambda message: None, 60.0)
     assert desk.what_stopped(None) is StoppedBy.TIME
     assert desk.what_stopped(5) is StoppedBy.WORK
     assert worker.Desk(lambda message: None, None).what_stopped(None) is None
@@ -413,6 +413,7 @@ def test_a_solver_that_is_asked_to_stop_may_hand_over(monkeypatch: pytest.Monkey
         there.send_bytes(pickle.dumps(("answer", 7)))
 
     call, thread = worker._Call(here, 0.01), threading.Thread(target=solver)
+    there.send_bytes(pickle.dumps(("ready", time.monotonic())))
     thread.start()
     call.listen()
     thread.join()
@@ -431,13 +432,21 @@ def test_ctrl_c_beside_a_worker_asks_it_to_hand_over() -> None:
     assert (call.answer, call.stopped_by) == (7, StoppedBy.INTERRUPT)
 
 
-def test_what_is_asked_to_stop_before_it_is_loaded_is_ended() -> None:
+def test_a_limit_counts_from_the_import_of_a_library_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "START_UP_SECONDS", 0.01)
     here, there = Pipe()
-    call = worker._Call(here, 0.01)
+    call = worker._Call(here, 60.0)
     call.listen()
     assert pickle.loads(there.recv_bytes()) == "stop"
-    assert (call.answer, call.stopped_by) == (None, StoppedBy.TIME)
-    assert call.message == "its library was not loaded yet at its limit, and was ended"
+    assert (call.answer, call.stopped_by) == (None, StoppedBy.HANG)
+    assert call.message == "its library did not load within 0.01 s"
+    # Its import took 100 s of the monotonic clock; 60 more are left.
+    desk, call = worker.Desk(there.send, 60.0), worker._Call(here, 60.0)
+    desk.deadline = 0.0
+    desk.ready()
+    call._take(here.recv())
+    assert call.deadline == desk.deadline
+    assert desk.remaining() == pytest.approx(60.0, abs=50.0)
 
 
 def test_what_a_library_prints_disturbs_nobody(faked: Faker, capfd: pytest.CaptureFixture[str]) -> None:

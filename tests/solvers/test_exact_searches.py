@@ -194,7 +194,7 @@ def test_limits_end_it_with_the_best_schedule_so_far(argument: Argument) -> None
     assert one.schedule.makespan(problem) == other.schedule.makespan(problem)
     assert search_exactly(problem, argument, Limits(seconds=1e-6), start).stopped_by is StoppedBy.TIME
     little = replace(EXACT, bytes=1.0)
-    assert search_exactly(problem, argument, Limits(), start, little).stopped_by is StoppedBy.GAVE_UP
+    assert search_exactly(problem, argument, Limits(), start, little).stopped_by is StoppedBy.FINISHED
 
 
 def test_a_schedule_that_is_the_best_is_handed_back_itself() -> None:

