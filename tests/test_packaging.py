@@ -40,7 +40,7 @@ def test_a_plan_needs_no_solver_but_highs(tmp_path: Path) -> None:
     words = ("plan", "table3:0:40", "--slots", "8", "--cost", "paper", "--work", "2")
     planned = without(SOLVERS, *words, folder=tmp_path)
     assert planned.returncode == 0, planned.stderr
-    assert "batchbound[solvers]" not in planned.stderr
+    assert ".[solvers]" not in planned.stderr
     assert without(SOLVERS, "verify", folder=tmp_path).returncode == 0
 
 
@@ -52,7 +52,7 @@ def test_tables_of_text_need_no_arrow_and_parquet_names_its_extra(tmp_path: Path
     assert without(ARROW, "plan", "lengths.csv", *words, folder=tmp_path).returncode == 0
     refused = without(ARROW, "plan", "lengths.parquet", *words, "-o", "other.json", folder=tmp_path)
     assert refused.returncode == 2
-    assert "pip install 'batchbound[parquet]'" in refused.stderr
+    assert "run `pip install '.[parquet]'`" in refused.stderr
 
 
 def test_a_script_next_to_a_clone_imports_the_package(tmp_path: Path) -> None:

@@ -52,6 +52,10 @@ def load_job(
 
     Several replicas load their own weights.
     """
+    from ..executor.models.source import require_engine
+
+    require_engine()
+    # They import torch, whose absence is told first.
     from ..executor.engines.huggingface import vocabulary_of
     from ..executor.jobs.job import Job
     from ..executor.models.prompts import Prompts

@@ -15,7 +15,9 @@ from .sources import opened, refuse_streams
 def require_arrow() -> None:
     """Raise ImportError with a hint if pyarrow is missing."""
     if find_spec("pyarrow") is None:
-        raise ImportError("Parquet and Arrow files need pyarrow: pip install 'batchbound[parquet]'")
+        raise ImportError(
+            "Parquet and Arrow files need pyarrow: in the clone, run `pip install '.[parquet]'`"
+        )
 
 
 def holds_parquet(path: str | os.PathLike[str]) -> bool:

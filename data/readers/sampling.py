@@ -99,7 +99,7 @@ class Sampling:
     logprobs: Number of likeliest tokens with log-probabilities, in addition to the chosen one; None for none.
     logprobs_mode: Distribution of the log-probabilities, a :data:`LogprobsMode`.
     structured_outputs: Structure of the text: ``{"json": SCHEMA}``, ``{"regex": PATTERN}``, ``{"choice":
-        [TEXT, ...]}`` or ``{"json_object": True}``; needs ``batchbound[grammar]``.
+        [TEXT, ...]}`` or ``{"json_object": True}``; needs the extra ``grammar``.
     stop_when: Function of a completion's tokens that returns True to end it; called after each token.
     logits_processor: Function of a completion's tokens and the next one's logits that returns other logits.
     """

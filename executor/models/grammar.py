@@ -23,7 +23,7 @@ _JSON: Any = {"whitespace_pattern": r"[\x20\x0A]{0,16}", "whitespace_flexible": 
 def require_grammar() -> None:
     """Raise ImportError with a hint if llguidance is missing."""
     if find_spec("llguidance") is None:
-        raise ImportError("structured outputs need llguidance: pip install 'batchbound[grammar]'")
+        raise ImportError("structured outputs need llguidance: in the clone, run `pip install '.[grammar]'`")
 
 
 class Grammars:

@@ -57,7 +57,9 @@ class EncoderPredictor:
         """
         _need_transformers()
         if find_spec("accelerate") is None:
-            raise ImportError("transformers' Trainer needs accelerate: pip install 'batchbound[encoder]'")
+            raise ImportError(
+                "transformers' Trainer needs accelerate: in the clone, run `pip install '.[encoder]'`"
+            )
         import torch
         from transformers import (
             AutoModelForSequenceClassification,

@@ -177,5 +177,5 @@ def _need_scikit_learn() -> None:
         import skops  # noqa: F401
     except ImportError:
         raise ImportError(
-            "quantile regression needs scikit-learn and skops: pip install 'batchbound[predict]'"
+            "quantile regression needs scikit-learn and skops: in the clone, run `pip install '.[predict]'`"
         ) from None

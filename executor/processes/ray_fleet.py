@@ -120,7 +120,7 @@ class RayFleet:
         try:
             import ray
         except ImportError:
-            raise ImportError("several replicas need Ray: pip install 'batchbound[ray]'") from None
+            raise ImportError("several replicas need Ray: in the clone, run `pip install '.[ray]'`") from None
 
         self._ours = not ray.is_initialized()
         if self._ours:

@@ -88,7 +88,7 @@ def find_backend(name: str) -> Backend:
     if not BACKENDS[name].installed:
         needed = BACKENDS[name].distribution
         raise ImportError(
-            f"the backend {name!r} needs the package {needed!r}: pip install 'batchbound[solvers]'"
+            f"the backend {name!r} needs the package {needed!r}: in the clone, run `pip install '.[solvers]'`"
         )
     return BACKENDS[name]
 

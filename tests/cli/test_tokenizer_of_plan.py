@@ -62,6 +62,19 @@ def test_a_plan_names_what_it_lacks_where_transformers_is_not_installed(
     assert "in the clone, run `pip install '.[engine]'`" in said
 
 
+def test_a_plan_that_runs_names_what_it_lacks_where_torch_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    row = {"custom_id": "a", "body": {"prompt": "x", "max_tokens": 2}}
+    Path("prompts.jsonl").write_text(json.dumps(row) + "\n")
+    assert main(["plan", "prompts.jsonl", "--tokenizer", "bytes", "-o", "p.json", "--slots", "2"]) == 0
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "batchbound.executor.engines.huggingface", raising=False)
+    assert main(["run", "p.json", "--model", "tiny:llama"]) == 2
+    assert "in the clone, run `pip install '.[engine]'`" in capsys.readouterr().err
+
+
 def test_tokenizers_are_alike_by_name_or_by_files(folder: Path, tmp_path: Path) -> None:
     model, copy = str(folder / "model"), shutil.copytree(folder / "model", tmp_path / "copy")
     assert counts_alike(model, str(copy))

@@ -277,5 +277,5 @@ def test_without_the_extra_one_error_names_it(
     assert main(["run", rows, "--model", "tiny:speller", "-o", str(tmp_path / "a.jsonl")]) == 2
 
     said = capsys.readouterr().err
-    assert "pip install 'batchbound[grammar]'" in said
+    assert "run `pip install '.[grammar]'`" in said
     assert "field 'body.response_format'" in said

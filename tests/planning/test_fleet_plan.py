@@ -266,4 +266,4 @@ def test_a_run_without_ray_names_the_extra(tmp_path: Path, capsys: pytest.Captur
         assert main([*words, "--time-limit", "0.2"]) == 0
         answers = ["-o", str(tmp_path / "answers.jsonl"), "--trace", str(tmp_path / "trace.jsonl")]
         assert main(["run", str(tmp_path / "plan.json"), "--model", "tiny:llama", *answers]) == 2
-        assert "batchbound[ray]" in capsys.readouterr().err
+        assert "run `pip install '.[ray]'`" in capsys.readouterr().err
