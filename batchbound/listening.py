@@ -6,6 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Protocol
+
+
+class Advance(Protocol):
+    """Function that takes the units done and the seconds left."""
+
+    def __call__(self, done: int, left: float | None = None) -> None:
+        """Show progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +22,8 @@ class Listener:
 
     note, warn: Take a remark, and a warning.
     working: Takes the present work; its context yields a function that replaces the text.
-    progress: Takes a number of units; its context yields a function that takes the number done.
+    progress: Takes a number of units; its context yields a function that takes the number done, and the
+        seconds left or None.
     silent: Whether progress of other libraries is disabled, too.
     """
 
@@ -23,8 +32,8 @@ class Listener:
     working: Callable[[str], AbstractContextManager[Callable[[str], None]]] = lambda text: nullcontext(
         lambda changed: None
     )
-    progress: Callable[[int, str], AbstractContextManager[Callable[[int], None]]] = lambda total, unit: (
-        nullcontext(lambda done: None)
+    progress: Callable[[int, str], AbstractContextManager[Advance]] = lambda total, unit: nullcontext(
+        lambda done, left=None: None
     )
     silent: bool = True
 
@@ -49,8 +58,8 @@ def working(text: str) -> AbstractContextManager[Callable[[str], None]]:
     return LISTENER.get().working(text)
 
 
-def progress(total: int, unit: str) -> AbstractContextManager[Callable[[int], None]]:
-    """Tell how many units of work are done."""
+def progress(total: int, unit: str) -> AbstractContextManager[Advance]:
+    """Tell how many units of work are done, and the seconds left."""
     return LISTENER.get().progress(total, unit)
 
 

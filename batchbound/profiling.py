@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,7 +20,15 @@ from .data.problem import Problem
 from .data.workload import Workload
 from .executor.models.prompts import Prompts
 from .executor.profiling.calibrate import calibrate, fit_cost
-from .executor.profiling.grid_run import LONGEST_PROMPT, MOST_STEPS, grid, mixed_job
+from .executor.profiling.grid_run import (
+    LONGEST_PROMPT,
+    MOST_STEPS,
+    grid,
+    mixed_job,
+    order_of,
+    seconds_left,
+    work_of,
+)
 from .executor.profiling.grid_run import profile as profile_grid
 from .heuristics.engine import Engine
 from .heuristics.loop import execute
@@ -54,14 +63,18 @@ def profile(options: ProfileOptions) -> CalibratedCost | LayerProfile:
     model = options.load()
     if options.layers:
         return _profile_layers(model, options)
-    costs = measure(
-        model,
-        slots=options.slots,
-        prompt_tokens=options.prompt_tokens or DEFAULT_PROMPT,
-        points=options.points,
-        repeats=options.repeats,
-        tier=options.tier_of(model),
-    )
+    try:
+        costs = measure(
+            model,
+            slots=options.slots,
+            prompt_tokens=options.prompt_tokens or DEFAULT_PROMPT,
+            points=options.points,
+            repeats=options.repeats,
+            tier=options.tier_of(model),
+        )
+    except KeyboardInterrupt:
+        note("no measurement is kept; --points 3 --repeats 1 takes fewer")
+        raise
     costs.save(options.path)
     _note_shorter(options, max(costs.prompt_grid))
     return costs
@@ -218,18 +231,22 @@ def measure(
         return engine
 
     slots_grid, prompt_grid = grid(slots, points=points), grid(longest, least=min(8, longest), points=points)
-    points_in_all = len(slots_grid) * len(prompt_grid) * repeats + 1
-    with progress(points_in_all + 2, "measurements") as advance:
+    order = order_of(slots_grid, prompt_grid, repeats)
+    work = work_of(order, [mixed_job(slots, longest, CostModel.paper(), seed) for seed in (0, 1)])
+    ends = [time.perf_counter()]
+    with progress(len(work), "measurements") as advance:
+
+        def measured(done: int) -> None:
+            ends.append(time.perf_counter())
+            advance(done, seconds_left(work, np.diff(ends).tolist()))
 
         def serve(cost: CostModel, seed: int) -> list[Stage]:
             problem = mixed_job(slots, longest, cost, seed)
             served = execute(problem, policy_named("fcfs-ski", problem), engine_for(problem))
-            advance(points_in_all + 1 + seed)
+            measured(len(order) + 1 + seed)
             return list(served.stages)
 
-        stages = profile_grid(
-            engine_for, slots_grid, prompt_grid, repeats=repeats, on_point=lambda done, _: advance(done)
-        )
+        stages = profile_grid(engine_for, slots_grid, prompt_grid, repeats=repeats, on_point=measured)
         # A whole job has realistic batches; a second one, of other lengths, tests the fit.
         stages += serve(fit_cost(stages), 0)
         found = calibrate(

@@ -366,9 +366,12 @@ def trainers_settings(args: Any) -> tuple[dict[str, Any], int | None]:
     known = {field.name for field in fields(Sampling)} - {"n", "logprobs", "logprobs_mode"}
     for name, value in dictionary(getattr(args, "generation_kwargs", None)).items():
         ours = _OTHER_NAMES.get(name, name)
+        if name == "do_sample" and value is True:
+            continue
         if ours not in {*known, "max_tokens"} or name == "max_tokens":
             raise ValueError(
-                f"the trainer's generation_kwargs ask for {name}={value!r}, which cannot be served"
+                f"the trainer's generation_kwargs ask for {name}={value!r}, which cannot be served: leave it out"
+                + ("; samples are drawn at the trainer's temperature" if name == "do_sample" else "")
             )
         settings[ours] = value
     most = settings.pop("max_tokens")

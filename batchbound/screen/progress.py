@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ..data.figures import clock_text
+from ..listening import Advance
 from .streams import escaped, say
 from .terminal import is_quiet
 
@@ -25,10 +26,18 @@ SIGN_OF_LIFE = 2.0
 
 
 @contextlib.contextmanager
-def progress(total: int, unit: str) -> Iterator[Callable[[int], None]]:
-    """Yield a function that takes the number of units done."""
+def progress(total: int, unit: str) -> Iterator[Advance]:
+    """Yield a function that takes the number of units done, and the seconds left or None."""
+
+    def advance(done: int, left: float | None = None) -> None:
+        show(done, f"{done:,}/{total:,} {unit}" + ("" if left is None else f", about {_left(left)}"))
+
     with _shown(total, f"0/{total:,} {unit}") as show:
-        yield lambda done: show(done, f"{done:,}/{total:,} {unit}")
+        yield advance
+
+
+def _left(seconds: float) -> str:
+    return f"{clock_text(seconds).removeprefix('0:').removeprefix('0')} left"
 
 
 @contextlib.contextmanager
@@ -133,4 +142,4 @@ def standing_text(standing: Standing) -> str:
     done += f"  {standing.speed:,.0f} tokens/s"
     if math.isinf(standing.left):
         return done
-    return f"{done}  {clock_text(standing.left).removeprefix('0:').removeprefix('0')} left"
+    return f"{done}  {_left(standing.left)}"

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from scipy.optimize import nnls
 
+from ...data.arrays import FloatArray
 from ...data.costs.cost import CostModel
 from ...data.problem import Problem
 from ...data.trace import Stage
@@ -17,6 +19,8 @@ _SPREAD = 0.5
 """Largest relative distance of a point's prompts from their mean."""
 _BURSTS = (1, 2, 4)
 """Decode steps of later bursts; a request leaves before each."""
+DECODE_STEPS = 8
+"""Decode steps of the first burst of a measurement."""
 _JOB_ANSWER = 24
 """Mean tokens of a completion in :func:`mixed_job`."""
 LONGEST_PROMPT = 1 + _SPREAD
@@ -30,9 +34,9 @@ def profile(
     slots: Sequence[int],
     prompt_tokens: Sequence[int],
     *,
-    decode_steps: int = 8,
+    decode_steps: int = DECODE_STEPS,
     repeats: int = 3,
-    on_point: Callable[[int, int], None] | None = None,
+    on_point: Callable[[int], None] | None = None,
 ) -> list[Stage]:
     """Measure the median stages at every point of a grid.
 
@@ -46,16 +50,44 @@ def profile(
         raise ValueError(
             f"repeats and decode steps are {repeats} and {decode_steps}; both must be at least 1"
         )
-    points = [(active, prompt) for active in sorted(set(slots)) for prompt in sorted(set(prompt_tokens))]
-    order = [max(points, key=lambda point: point[0] * point[1])] + points * repeats
-    measured: dict[tuple[int, int], list[list[Stage]]] = {point: [] for point in points}
+    order = order_of(slots, prompt_tokens, repeats)
+    measured: dict[tuple[int, int], list[list[Stage]]] = {point: [] for point in order[1:]}
     for number, (active, prompt) in enumerate(order):
         stages = _measure(engine_for, active, prompt, decode_steps)
         if number:
             measured[active, prompt].append(stages)
         if on_point is not None:
-            on_point(number + 1, len(order))
+            on_point(number + 1)
     return [_median(again) for runs in measured.values() for again in zip(*runs, strict=True)]
+
+
+def order_of(slots: Sequence[int], prompt_tokens: Sequence[int], repeats: int) -> list[tuple[int, int]]:
+    """Return slots and prompt tokens of each measurement, first of the one that is discarded."""
+    points = [(active, prompt) for active in sorted(set(slots)) for prompt in sorted(set(prompt_tokens))]
+    return [max(points, key=lambda point: point[0] * point[1])] + points * repeats
+
+
+def work_of(order: Sequence[tuple[int, int]], jobs: Sequence[Problem]) -> FloatArray:
+    """Return forward passes and tokens of measurements and of jobs after them, shape (measurements, 2)."""
+    steps = DECODE_STEPS + sum(_BURSTS)
+    points = [(1 + steps, active * (prompt + steps)) for active, prompt in order]
+    return np.array([*points, *map(_work_of_job, jobs)], dtype=np.float64)
+
+
+def _work_of_job(job: Problem) -> tuple[int, int]:
+    prompts, answers = job.workload.input_tokens, job.workload.output_tokens
+    return int(answers.sum()) // job.slots, int(prompts.sum() + answers.sum())
+
+
+def seconds_left(work: FloatArray, seconds: Sequence[float]) -> float | None:
+    """Estimate the seconds of the measurements to come by those of the first ones; None at first.
+
+    work: As of :func:`work_of`.
+    """
+    if len(seconds) < 2:
+        return None
+    per_unit, _ = nnls(work[: len(seconds)], np.array(seconds))
+    return float((work[len(seconds) :] @ per_unit).sum())
 
 
 def mixed_job(slots: int, longest: int, cost: CostModel, seed: int = 0) -> Problem:

@@ -44,3 +44,14 @@ def test_short_work_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with progress.working("simulating"):
         pass
     assert terminal.getvalue() == ""
+
+
+def test_counted_work_shows_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", written)
+    monkeypatch.setattr(progress, "BETWEEN_LINES", 0.0)
+    with progress.progress(78, "measurements") as advance:
+        advance(1)
+        advance(21, 190.0)
+    lines = ["1/78 measurements", "21/78 measurements, about 3:10 left"]
+    assert written.getvalue().splitlines() == [f"batchbound: {line}" for line in lines]

@@ -17,8 +17,9 @@ from batchbound.data.files.disk import InputError
 from batchbound.data.files.record import plain, record
 from batchbound.data.problem import Problem
 from batchbound.data.trace import Stage
+from batchbound.data.workload import Workload
 from batchbound.executor.profiling.calibrate import calibrate, fit_cost, fit_error
-from batchbound.executor.profiling.grid_run import grid, mixed_job, profile
+from batchbound.executor.profiling.grid_run import grid, mixed_job, order_of, profile, seconds_left, work_of
 from batchbound.heuristics.loop import execute
 from batchbound.heuristics.registry import policy_named
 from batchbound.heuristics.simulator import Simulator
@@ -45,8 +46,8 @@ def same(fitted: CostModel, true: CostModel, tolerance: float) -> bool:
 
 
 def test_a_profile_has_a_prefill_stage_at_every_point_and_bursts_that_requests_leave_after() -> None:
-    seen: list[tuple[int, int]] = []
-    stages = profile(engine_of(TRUE), [1, 4], [16, 64], decode_steps=3, on_point=lambda *at: seen.append(at))
+    seen: list[int] = []
+    stages = profile(engine_of(TRUE), [1, 4], [16, 64], decode_steps=3, on_point=seen.append)
     leaving = [("decode", 4, 12), ("decode", 3, 3), ("decode", 2, 4), ("decode", 1, 4)]
     assert [(stage.kind, stage.active, stage.tokens) for stage in stages] == [
         ("prefill", 1, 16),
@@ -58,7 +59,7 @@ def test_a_profile_has_a_prefill_stage_at_every_point_and_bursts_that_requests_l
         ("prefill", 4, 256),
         *leaving,
     ]
-    assert seen[-1] == (13, 13)
+    assert seen[-1] == 13
 
 
 def test_a_profile_takes_the_median_of_its_repeats() -> None:
@@ -243,3 +244,16 @@ def test_a_damaged_calibration_names_the_field(
     with pytest.raises(InputError, match=r"cost\.json") as refusal:
         record(CalibratedCost, plain(calibration) | {field: value}, file="cost.json")
     assert field in str(refusal.value) or "coefficient" in str(refusal.value)
+
+
+def test_the_time_left_is_told_by_passes_and_tokens_so_far() -> None:
+    order = order_of([1, 4], [10, 100], repeats=1)
+    assert order == [(4, 100), (1, 10), (1, 100), (4, 10), (4, 100)]
+    job = Problem(Workload.from_lengths([50, 60], [8, 10]), TRUE, 2)
+    work = work_of(order, [job])
+    # A prefill and 15 decode steps of each slot; the job decodes 18 tokens in two slots.
+    assert work[:2].tolist() == [[16, 460], [16, 25]]
+    assert work[-1].tolist() == [9, 128]
+    seconds = work @ [0.5, 0.01]
+    assert seconds_left(work, seconds[:1].tolist()) is None
+    assert seconds_left(work, seconds[:2].tolist()) == pytest.approx(seconds[2:].sum())
