@@ -369,9 +369,10 @@ def trainers_settings(args: Any) -> tuple[dict[str, Any], int | None]:
         if name == "do_sample" and value is True:
             continue
         if ours not in {*known, "max_tokens"} or name == "max_tokens":
+            why = "; samples are drawn at the trainer's temperature" if name == "do_sample" else ""
             raise ValueError(
-                f"the trainer's generation_kwargs ask for {name}={value!r}, which cannot be served: leave it out"
-                + ("; samples are drawn at the trainer's temperature" if name == "do_sample" else "")
+                f"the trainer's generation_kwargs ask for {name}={value!r}, which cannot be served: leave it"
+                f" out{why}"
             )
         settings[ours] = value
     most = settings.pop("max_tokens")

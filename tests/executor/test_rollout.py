@@ -86,7 +86,8 @@ def test_penalties_and_generation_kwargs_of_the_trainer_are_heeded(engine: LLM) 
         engine,
         repetition_penalty=1.9,
         min_p=0.05,
-        generation_kwargs='{"max_new_tokens": 30, "min_new_tokens": 30, "stop_strings": ["a text"]}',
+        generation_kwargs='{"max_new_tokens": 30, "min_new_tokens": 30, "do_sample": true,'
+        ' "stop_strings": ["a text"]}',
     )
     answer = rollout_function(engine, stop="a text")(PROMPTS, trainer)
     assert [len(ids) for ids in answer["completion_ids"]] == [30] * 3
@@ -116,6 +117,7 @@ def test_processes_steps_and_calls_draw_from_streams_of_their_own(engine: LLM) -
         ({"temperature": 1.0}, {}, "temperature is 1.0 here and 0.7 in the trainer"),
         ({"max_tokens": 8}, {}, "max_tokens is 8 here and max_completion_length 7 in the trainer"),
         ({}, {"generation_kwargs": {"num_beams": 4}}, "generation_kwargs ask for num_beams=4"),
+        ({}, {"generation_kwargs": {"do_sample": False}}, "leave it out; samples are drawn at"),
         ({}, {"top_p": 2.0}, "top_p must lie in"),
         ({"min_p": 0.1}, {"temperature": 0.0}, "min_p has no effect at temperature 0"),
         ({}, {"chat_template_kwargs": {"enable_thinking": False}}, "no chat template that takes"),

@@ -160,7 +160,7 @@ def test_a_solver_without_its_library_is_not_installed(monkeypatch: pytest.Monke
     monkeypatch.setattr(Backend, "installed", False)
     missing, served = compare({"a": small(0)}, ["slot-free:cp-sat", "policy:lpt"], Limits(seconds=0.1)).rows
     assert (missing.status, missing.value) == (NOT_INSTALLED, None)
-    assert "pip install 'batchbound[solvers]'" in missing.message
+    assert "pip install '.[solvers]'" in missing.message
     assert Comparison((missing, served)).ratios() == {"slot-free:cp-sat": [], "policy:lpt": [1.0]}
 
 
