@@ -12,6 +12,7 @@ from ..data.plan import ASSUMED, EXPECTED_LENGTHS, Plan
 from ..models.padding import padding_tokens
 from ..options.plan import PlanOptions
 from ..plan_for_engines import EnginePlan
+from ..solvers.result import StoppedBy
 from .gain import COLUMNS
 from .iterations import interrupted, paid, show_engine_plan
 from .streams import say
@@ -196,6 +197,8 @@ def show_summary(summary: Mapping[str, object], *, as_json: bool, title: str = "
     if "objective" in summary:
         # The bound is one of the makespan.
         left_out |= {"bound_s", "bound_of", "bound_source", "gap", "status"}
+    if summary.get("stopped_by") == StoppedBy.FINISHED:
+        left_out |= {"stopped_by"}
     labels = {**_LABELS, "makespan_s": "at most"} if summary.get("lengths") == "cap" else _LABELS
     if summary.get("bound_if") == AS_EXPECTED:
         labels = {**_LABELS, "bound_s": "bound, if they hold"}
