@@ -10,7 +10,7 @@ import numpy as np
 
 from .data.bound import Bound
 from .data.costs.cost import CostModel
-from .data.figures import short_duration
+from .data.figures import gap_text, short_duration
 from .data.fleet import Fleet
 from .data.plan import LEAST_REPEATED, Maker, Plan
 from .data.problem import Problem, ProblemError
@@ -69,6 +69,12 @@ class Course:
 EQUAL = 0.005
 """Largest relative difference of seconds that counts as equal."""
 
+KEPT = "gain"
+"""Key of a run's gain among its trace's engine facts."""
+
+_PARTS = 5
+"""Parts of a run that are left out in turn, to see how far its costs are known."""
+
 
 @dataclass(frozen=True, slots=True)
 class GainLine:
@@ -107,6 +113,8 @@ class Gain:
     prompt_tokens: Tokens of all prompts.
     missed: Measured seconds of all stages over those of the cost model at the pace of the median stage,
         minus one; None if unknown.
+    within: Least and largest fraction saved by costs that are fitted without a fifth of the run; None if
+        they are not fitted to it.
     replicas: Number of engines. Steps and stages of several are those of the one that ends last.
     """
 
@@ -124,6 +132,7 @@ class Gain:
     needed: int | None = None
     prompt_tokens: int = 0
     missed: float | None = None
+    within: tuple[float, float] | None = None
     replicas: int = 1
 
     @property
@@ -157,7 +166,7 @@ class Gain:
             note = _known_note(self, repeats=repeats)
             lines.append(GainLine("lengths known beforehand", known, known.seconds, note))
         above = self.above_least
-        note = "nothing is proven" if above is None else f"proven; run {max(0.0, above):.0%} above"
+        note = "nothing is proven" if above is None else f"proven; run {gap_text(above)} above"
         return [*lines, GainLine("least possible", None, self.least, note)]
 
 
@@ -235,8 +244,26 @@ def gain_and_plan(
         needed=None if free.tree is None else free.tree.distinct_tokens,
         prompt_tokens=int(free.prompt_tokens.sum()),
         missed=pace_of([(cost, trace)])[1],
+        within=_saved_within(trace, first),
     )
     return gain, plan
+
+
+def _saved_within(trace: Trace, first: Trace) -> tuple[float, float] | None:
+    """Return the least and the largest fraction saved by costs fitted without a fifth of the run's stages."""
+    stages, saved = trace.stages, list[float]()
+    if len(stages) < 2 * _PARTS:
+        return None
+    for part in np.array_split(np.arange(len(stages)), _PARTS):
+        rest = [stage for k, stage in enumerate(stages) if k not in set(part.tolist())]
+        try:
+            cost = fit_cost(rest)
+        except ValueError:
+            continue
+        theirs = model_seconds(cost, first, overheads=False)
+        if theirs:
+            saved.append(1 - model_seconds(cost, trace, overheads=False) / theirs)
+    return (min(saved), max(saved)) if saved else None
 
 
 def gain_of_fleet(

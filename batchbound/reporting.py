@@ -14,6 +14,7 @@ from .cost_cache import costs_of
 from .data.files.disk import InputError
 from .data.files.kinds import is_of_kind
 from .data.files.outputs import can_be_made_again
+from .data.files.record import record
 from .data.iteration_plan import KIND, IterationPlan
 from .data.plan import Plan
 from .data.problem import ProblemError
@@ -22,7 +23,7 @@ from .data.readers.server_run import ServerRun
 from .data.report import Report
 from .data.trace import Trace
 from .executor.reports.report import simulated
-from .gain import Gain, gain_of, gain_of_fleet
+from .gain import KEPT, Gain, gain_of, gain_of_fleet
 from .heuristics.simulate import simulate
 from .judging import calibration_of, may_share
 from .judging import report as report_of
@@ -176,9 +177,11 @@ def _first_come_panel(plan: Plan, traces: Sequence[Trace], judged: Report) -> li
 
 
 def _gain_of(plan: Plan, traces: Sequence[Trace]) -> Gain | None:
-    """Return the gain of a run without an execution configuration."""
+    """Return the gain of a run without an execution configuration: the one that it told, or a new one."""
     if plan.configuration is not None:
         return None
+    if (kept := traces[0].engine.get(KEPT)) is not None:
+        return record(Gain, kept)
     if len(traces) > 1:
         return gain_of_fleet(plan.fleet, traces, shared=may_share(plan, traces))
     costs = costs_of(traces[0])

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, overload
 
 from .cost_cache import CostCache, costs_of
 from .data.files.disk import InputError, atomic_write
+from .data.files.record import plain
 from .data.files.sources import opened_once
 from .data.plan import Plan
 from .data.readers.openai_batch import read_batch
-from .gain import Gain, gain_and_plan, gain_of_fleet
+from .data.trace import add_fact
+from .gain import KEPT, Gain, gain_and_plan, gain_of_fleet
 from .inputs import say_texts
 from .judging import may_share
 from .listening import remark
@@ -187,13 +189,22 @@ class _Made:
 
 
 def _gain(ran: Ran) -> Gain | None:
-    """Return a run's gain; save its costs and the next plan."""
+    """Return a run's gain; save it in the trace, its costs and the next plan."""
     result, options = ran.result, ran.options
     if result.plan.configuration is not None and options.policy is None:
         return None
     if len(result.traces) > 1:
         shared = may_share(result.plan, result.traces)
-        return gain_of_fleet(result.plan.fleet, result.traces, shared=shared)
+        gain = gain_of_fleet(result.plan.fleet, result.traces, shared=shared)
+    else:
+        gain = _gain_of_one(ran)
+    if gain is not None:
+        add_fact(result.files.traces[0], KEPT, plain(gain))
+    return gain
+
+
+def _gain_of_one(ran: Ran) -> Gain | None:
+    result, options = ran.result, ran.options
     trace = result.traces[0]
     costs = costs_of(trace)
     if costs is not None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+EXACT = 1e-9
+"""Largest gap that counts as none: rounding of floating point."""
+
 
 def number(value: float) -> str:
     """Return a number with two digits after the point, fewer for a large one."""
@@ -45,6 +48,15 @@ def percent(share: float, digits: int = 1) -> str:
 def signed_percent(share: float) -> str:
     """Return a share in per cent with its sign."""
     return f"{100 * share:+z.1f} %"
+
+
+def gap_text(gap: float) -> str:
+    """Return a gap to a bound in per cent; only an exact one is 0%."""
+    if gap <= EXACT:
+        return "0%"
+    if gap < 0.001:
+        return "under 0.1%"
+    return f"{gap:.1%}" if gap < 0.01 else f"{gap:.0%}"
 
 
 def percentage(share: float | None) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, ClassVar, Literal
@@ -288,6 +289,15 @@ class Trace:
             readings=header.readings,
             **columns,
         )
+
+
+def add_fact(path: str | os.PathLike[str], name: str, fact: object) -> None:
+    """Add a fact about the engine to a written trace."""
+    with open(path, encoding="utf-8") as source, atomic_write(path) as stream:
+        header = json.loads(source.readline())
+        header["engine"][name] = fact
+        stream.write(json.dumps(header, allow_nan=False) + "\n")
+        shutil.copyfileobj(source, stream)
 
 
 _REQUEST_COLUMNS: dict[str, type] = {

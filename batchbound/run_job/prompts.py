@@ -192,10 +192,11 @@ def _check_same_job(path: Path, options: JobOptions, kept: int) -> None:
         "--lengths": lengths is not None
         and {**lengths.to_json(), "longest": longest} != {**source, "longest": longest},
         "--cost": options.cost is not None and options.cost != plan.provenance.cost_source.get("name"),
-        "--prompt-column": options.columns_of(options.tokenizer or options.model) != planned.columns,
         "--model" if options.tokenizer is None else "--tokenizer": not counts_alike(
             _seen_from(planned.tokenizer, path.parent), options.tokenizer or options.source.model
         ),
+        # What a column holds depends on the model's chat template.
+        "--prompt-column": options.columns_of(options.tokenizer or options.model) != planned.columns,
     }
     for option in (name for name, differs in differing.items() if differs):
         raise InputError(f"was planned with another {option}", file=path, hint=hint)

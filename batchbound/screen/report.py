@@ -15,7 +15,7 @@ from .audit import show_tables
 from .gain import gain_lines
 from .iterations import iteration_summary, show_iterations
 from .streams import escaped, say
-from .terminal import note
+from .terminal import is_verbose, note
 
 FILE_WIDTH = 120
 """Width in columns of a table in a file or a pipe."""
@@ -35,7 +35,9 @@ def show(reported: Reported | ReportedServers, options: ReportOptions) -> int:
         say(endings.line)
         if endings.retry is not None:
             say(f"  the same run with {endings.retry} completes these alone")
-    if reported.plan.provenance.assumes_costs and not options.json:
+    # One run has one bound on the screen: the lines above have it at the run's own costs.
+    told = reported.plan.provenance.assumes_costs or (reported.gain is not None and not is_verbose())
+    if told and not options.json:
         show_rows(rows_without_costs(reported.report))
     else:
         show_report(reported.report, as_json=options.json)

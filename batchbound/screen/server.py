@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..data.figures import gap_text
 from ..run_job.beginnings import LEAST_OUTAGE
 from .gain import command_lines
 
@@ -182,4 +183,4 @@ def _above(figures: Mapping[str, Any]) -> str:
     if counted is not None and counted < bound:
         return "not valid: this run took fewer"
     basis = "proven" if figures["bound_label"] == "proven least" else "assumed"
-    return basis if counted is None else f"{basis}; this run is {counted / bound - 1:.0%} above it"
+    return basis if counted is None else f"{basis}; this run is {gap_text(counted / bound - 1)} above it"

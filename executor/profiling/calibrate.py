@@ -22,8 +22,11 @@ _LENGTHS = (16, 32, 64, 128, 256, 512)
 _BEND_GAIN = 0.03
 """Least relative reduction of the error for a bend."""
 _FOLDS = 5
-_CHANGE_GAIN = 0.03
-"""Least relative reduction of left-out errors for a change's cost."""
+_TERM_GAIN = 0.03
+"""Least relative reduction of left-out errors for one more term of a decode step."""
+_BASE_SHARE, _BASELESS_GAIN = 0.2, 0.5
+"""Share of the fixed cost below which a term replaces it, and the gain that this needs: every step reads the
+weights, and the few stages of a short run on a busy machine fit anything."""
 _OUTLIER = 2.0
 """Residuals beyond this many typical ones weigh less."""
 
@@ -48,11 +51,12 @@ def fit_cost(stages: Sequence[Stage]) -> CostModel:
     """Fit a cost model by robust relative least squares.
 
     KV cache of a decode step counts as the engine reads it, padding included. Cross-validation decides about
-    a cost of batch changes: every fifth burst is left out in turn, and the term stays if it improves their
-    prediction. Errors are relative, as stages range over orders of magnitude, and robust (Huber), as a
-    machine is disturbed now and then. The floor of a prefill stage is found by trying which of the smallest
-    stages lie on it. If cost per token rises with length, the line above the floor may be negative at zero
-    tokens. The cost model then has a line from zero to the point where floor and line meet, and a bend there.
+    the terms of a decode step: every fifth burst is left out in turn, and a term beyond the fixed cost stays
+    if it improves their prediction. Errors are relative, as stages range over orders of magnitude, and robust
+    (Huber), as a machine is disturbed now and then. The floor of a prefill stage is found by trying which of
+    the smallest stages lie on it. If cost per token rises with length, the line above the floor may be
+    negative at zero tokens. The cost model then has a line from zero to the point where floor and line meet,
+    and a bend there.
     """
     timed = [stage for stage in stages if stage.seconds > 0]
     prefills = [stage for stage in timed if stage.kind == "prefill"]
@@ -135,8 +139,8 @@ def _fit_prefill(tokens: FloatArray, seconds: FloatArray) -> dict[str, float]:
     """Fit ``max(floor, base + per_token * tokens)``; the base may be negative."""
     sizes = np.unique(tokens)
     best, smallest = {"prefill_base": 0.0, "prefill_per_token": 0.0}, np.inf
-    # A line needs at least two sizes above the floor.
-    candidates = np.unique(np.linspace(0, len(sizes) - 2, _FLOOR_CANDIDATES).astype(np.int64))
+    # Two sizes above a floor fit any line, a disturbed stage's too.
+    candidates = np.unique(np.linspace(0, max(0, len(sizes) - 3), _FLOOR_CANDIDATES).astype(np.int64))
     for on_floor in candidates.tolist():
         below = tokens < sizes[on_floor]
         floor = float(np.median(seconds[below])) if on_floor else 0.0
@@ -166,15 +170,19 @@ def _prefill_coefficients(base: float, per_token: float, floor: float) -> dict[s
 
 
 def _fit_decode(columns: FloatArray, seconds: FloatArray, decode_steps: FloatArray) -> FloatArray:
-    plain = np.append(_fit(columns, seconds, decode_steps), 0.0)
+    """Fit the fixed cost and those terms after it that predict left-out bursts better."""
+    columns = np.column_stack((columns, 1 / decode_steps))
+    most = columns.shape[1]
     if len(np.unique(decode_steps)) < 2 or len(decode_steps) < 2 * _FOLDS:
-        return plain
-    changing = np.column_stack((columns, 1 / decode_steps))
-    if _left_out(changing, seconds, decode_steps) > (1 - _CHANGE_GAIN) * _left_out(
-        columns, seconds, decode_steps
-    ):
-        return plain
-    return _fit(changing, seconds, decode_steps)
+        most -= 1
+    best, missed = np.zeros(0), np.inf
+    for terms in range(1, most + 1):
+        used = columns[:, :terms]
+        fitted, left_out = _fit(used, seconds, decode_steps), _left_out(used, seconds, decode_steps)
+        gain = _BASELESS_GAIN if best.size and fitted[0] < _BASE_SHARE * best[0] else _TERM_GAIN
+        if left_out <= (1 - gain) * missed:
+            best, missed = fitted, left_out
+    return np.append(best, np.zeros(columns.shape[1] - best.size))
 
 
 def _left_out(columns: FloatArray, seconds: FloatArray, weights: FloatArray) -> float:
@@ -192,9 +200,8 @@ def _fit(
     columns: FloatArray, seconds: FloatArray, weights: FloatArray | None = None, free: int = 0
 ) -> FloatArray:
     """Fit coefficients; those after the first ``free`` are non-negative."""
-    from scipy.optimize import lsq_linear
+    from scipy.optimize import nnls
 
-    lowest = np.where(np.arange(columns.shape[1]) < free, -np.inf, 0.0)
     relative = columns / seconds[:, None]
     scale = np.linalg.norm(relative, axis=0)
     scale[scale == 0] = 1.0
@@ -203,7 +210,10 @@ def _fit(
     trust = np.ones_like(seconds)
     for _ in range(_REWEIGHTINGS):
         root = np.sqrt(counted * trust)
-        coefficients = lsq_linear(relative * root[:, None], root, (lowest, np.inf), "bvls").x
+        weighted = relative * root[:, None]
+        # A free coefficient is the difference of two.
+        parts = nnls(np.hstack((weighted, -weighted[:, :free])), root)[0]
+        coefficients = parts[: len(scale)] - np.pad(parts[len(scale) :], (0, len(scale) - free))
         off = np.abs(relative @ coefficients - 1.0)
         typical = 1.4826 * float(np.median(off))
         if typical <= 1e-12:

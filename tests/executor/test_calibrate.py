@@ -180,6 +180,19 @@ def test_a_fit_is_not_moved_by_a_disturbed_stage() -> None:
     assert same(fit_cost(stages), TRUE, 0.03)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_full_slots_on_a_busy_machine_keep_the_fixed_cost_of_a_decode_step(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    stages = [Stage("prefill", 0, 0.03 + 3e-4 * size, 0, 1, size, size, size) for size in (16, 90)]
+    pace = np.linspace(1, rng.uniform(0.6, 1.8), 10) * np.exp(rng.normal(0, 0.35, 10))
+    for k, factor in enumerate(pace.tolist()):
+        active, steps = 8 - k % 2, int(rng.integers(3, 30))
+        kv = active * int(rng.uniform(40, 120))
+        seconds = factor * steps * (0.02 + 0.0015 * active + 1e-6 * kv)
+        stages.append(Stage("decode", 0, seconds, steps, active, steps * active, steps * kv, steps * kv))
+    assert fit_cost(stages).decode_base > 0.004
+
+
 def test_the_errors_by_hand() -> None:
     cost = CostModel(1.0, 0.5, 1.0, 0.5, decode_per_kv_token=0.1)
     stages = [
