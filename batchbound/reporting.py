@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from .data.problem import ProblemError
 from .data.readers.completions import Endings
 from .data.readers.server_run import ServerRun
 from .data.report import Report
-from .data.trace import Trace
+from .data.trace import PLANNED, Trace
 from .executor.reports.report import simulated
 from .gain import KEPT, Gain, gain_of, gain_of_fleet
 from .heuristics.simulate import simulate
@@ -105,7 +106,7 @@ def report_file(options: ReportOptions) -> Reported | ReportedServers:
     if options.gantt and count > MOST_PANELS:
         message = f"{count} replicas do not fit into one picture of at most {MOST_PANELS}"
         raise InputError(message, file=path, hint="Use --perfetto.")
-    paths = _traces_of(trace, count)
+    paths = _traces_of(plan, trace)
     page = options.html if options.html is not None and Path(options.html).suffix == ".html" else None
     if page is not None and not options.overwrite and can_be_made_again(page):
         note(f"{page}: replacing the earlier page")
@@ -120,7 +121,10 @@ def report_file(options: ReportOptions) -> Reported | ReportedServers:
     judged = _judged(path, plan, paths, traces)
     measured = bool(paths) and judged.clock == "measured"
     if not paths:
-        note(f"{path}: no run is named or beside it; these are the plan's own figures, simulated")
+        stem = Path(path).name.removesuffix(".plan.json")
+        journal = next(Path(path).parent.glob(f"{glob.escape(stem)}.*.journal"), None)
+        which = "no run is named or beside it" if journal is None else f"its run has not ended ({journal})"
+        note(f"{path}: {which}; these are the plan's own figures, simulated")
     endings = Endings.of(traces[0].engine.get("endings"))
     reported = Reported(plan, traces, judged, _gain_of(plan, traces) if measured else None, endings)
     _draw(options, reported, planned if paths else None)
@@ -259,9 +263,16 @@ def _plan_of(path: PathText, named: str | None) -> Plan:
     raise InputError(f"is not of the plan {path}", file=shared, hint="Give the plan that was run.")
 
 
-def _traces_of(trace: str | None, count: int) -> list[Path]:
+def _traces_of(plan: Plan, trace: str | None) -> list[Path]:
+    count = len(plan.fleet.replicas)
     if trace is None:
         found = trace_paths("trace.jsonl", count)
-        return found if found[0].exists() else []
+        if not is_of_kind(found[0], "batchbound_trace"):
+            return []
+        ran = Trace.header(found[0]).engine.get(PLANNED)
+        if ran not in (None, plan.schedule_digest()):
+            note(f"{found[0]}: the run of another plan is left out")
+            return []
+        return found
     # One replica's name implies the traces of all.
     return trace_paths(run_trace(trace) if count > 1 and Path(trace).exists() else trace, count)

@@ -2,8 +2,9 @@
 Run a job twice as ``batchbound run`` does: what an order gains when lengths are unknown, then known.
 
 Jobs: ``gsm8k`` has questions of one kind under one cap. ``caps`` has yes-no questions and stories in turn,
-each kind under a cap of its own. ``kinds`` has the same questions under one cap, kind by kind. ``speller``
-has the four kinds of the guide on evaluation, for ``--model tiny:speller``. Decode steps are exact: those of
+each kind under a cap of its own. ``kinds`` has the same questions under one cap, kind by kind. ``mixed`` has
+four kinds in turn, each under its own cap. ``speller`` has the four kinds of the guide on evaluation, for
+``--model tiny:speller``. Decode steps are exact: those of
 the run, of first come, first served simulated on the completions that came out, and of a plan of their
 lengths. Seconds are the run's own.
 
@@ -28,7 +29,8 @@ NAMES = {
     "gsm8k": "one kind, one cap",
     "caps": "two kinds, a cap each",
     "kinds": "two kinds, one cap",
-    "speller": "four kinds, a cap each",
+    "mixed": "four kinds, a cap each",
+    "speller": "four kinds, a cap each, `tiny:speller`",
 }
 
 WORDS = ("walnut", "sparrow", "kettle", "feather", "lantern", "basket", "velvet", "harbor")
@@ -48,6 +50,16 @@ def questions(job: str, count: int, cap: int) -> Iterator[tuple[str, int]]:
         for k in range(count):
             text, most = list(OF_SPELLER.items())[k % 4]
             yield text.format(n=137 * k + 11, w=WORDS[k // 4 % 8], t=2 + k % 7), most
+        return
+    if job == "mixed":
+        for k in range(count):
+            place = PLACES[k // 4 % 8]
+            yield (
+                (f"Is {137 * k + 11} an even number? Answer yes or no.", 4),
+                (f"Name {2 + k % 5} things that one sees in {place}.", cap // 4),
+                (f"Describe {place} in {1 + k % 3} sentences.", cap // 2),
+                (f"Write a story of {3 + k % 9} sentences in {place}.", cap),
+            )[k % 4]
         return
     short = [f"Is {137 * k + 11} an even number? Answer yes or no." for k in range(count // 2)]
     tales = [f"Write a story of {3 + k} sentences in {PLACES[k % 8]}." for k in range(count // 2)]
@@ -102,7 +114,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", required=True, help="as batchbound run takes it")
-    parser.add_argument("--jobs", nargs="+", choices=NAMES, default=list(NAMES)[:3])
+    parser.add_argument("--jobs", nargs="+", choices=NAMES, default=list(NAMES)[:4])
     parser.add_argument("--prompts", type=int, default=48)
     parser.add_argument("--cap", type=int, default=96)
     parser.add_argument("--slots", type=int, default=8)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from .arrays import FloatArray, IntArray
 from .costs.cost import LONGEST_TIME, CostModel
-from .files.disk import InputError, atomic_write, parsed_json, read_text
+from .files.disk import InputError, atomic_write, parsed_json, read_text, text_lines
 from .files.kinds import refuse_other_kinds
 from .files.record import Count, Positive, plain, record
 from .workload import LONGEST
@@ -239,6 +239,14 @@ class Trace:
         with atomic_write(path) as stream:
             for line in (header, *self.stages, *requests):
                 stream.write(json.dumps(plain(line), allow_nan=False) + "\n")
+
+    @staticmethod
+    def header(path: str | os.PathLike[str]) -> TraceHeader:
+        """Return the first line of the file that :meth:`save` wrote."""
+        first = next(iter(text_lines(path)), "")
+        return record(
+            TraceHeader, parsed_json(first, path, line=1, hint=TraceHeader.JSON_HINT), file=path, line=1
+        )
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Trace:
