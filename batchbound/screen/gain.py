@@ -95,6 +95,8 @@ def _remarks(gain: Gain, repeats: str) -> list[str]:
 
 def _less_time(low: float, high: float) -> str:
     """Return a range of time saved, which is negative where time is lost."""
+    if f"{low:.0%}" == f"{high:.0%}":
+        return f"{abs(low):.0%} {'less' if low >= 0 else 'more'} time"
     if high < 0:
         return f"{-high:.0%} to {-low:.0%} more time"
     return f"{-low:.0%} more to {high:.0%} less time" if low < 0 else f"{low:.0%} to {high:.0%} less time"

@@ -61,8 +61,11 @@ def fit_cost(stages: Sequence[Stage]) -> CostModel:
     timed = [stage for stage in stages if stage.seconds > 0]
     prefills = [stage for stage in timed if stage.kind == "prefill"]
     decodes = [stage for stage in timed if stage.kind == "decode"]
-    _require_two_sizes({stage.tokens for stage in prefills}, "prefill stages", "numbers of tokens")
-    _require_two_sizes({stage.active for stage in decodes}, "decode steps", "numbers of active slots")
+    if len(sizes := {stage.tokens for stage in prefills}) < 2:
+        what = f"the measured prefill stages have {len(sizes)} different numbers of tokens"
+        raise ValueError(f"{what}; a fit needs at least two: measure more")
+    if not decodes:
+        raise ValueError("no decode step was measured: measure more")
     prefill = _fit_prefill(
         np.array([stage.tokens for stage in prefills], dtype=np.float64),
         np.array([stage.seconds for stage in prefills]),
@@ -126,13 +129,6 @@ def fit_error(cost: CostModel, stages: Sequence[Stage]) -> FitError:
         prefill_stages=len(prefill),
         decode_steps=sum(counts),
     )
-
-
-def _require_two_sizes(sizes: set[int], what: str, of: str) -> None:
-    if len(sizes) < 2:
-        raise ValueError(
-            f"the measured {what} have {len(sizes)} different {of}; a fit needs at least two: measure more"
-        )
 
 
 def _fit_prefill(tokens: FloatArray, seconds: FloatArray) -> dict[str, float]:
