@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -71,6 +72,9 @@ EQUAL = 0.005
 
 KEPT = "gain"
 """Key of a run's gain among its trace's engine facts."""
+
+_WELL, _AS_WELL = 0.04, 1.25
+"""Misfit of costs that fit a run well, and the ratio to the own one up to which others fit as well."""
 
 _PARTS = 5
 """Parts of a run that are left out in turn, to see how far its costs are known."""
@@ -160,7 +164,7 @@ class Gain:
         first, ours, known = self.first_come, self.this_run, self.known
         lines = [
             GainLine("first come, first served", first, first.seconds, "simulated"),
-            GainLine("this run", ours, ours.seconds, _against(self.saved)),
+            GainLine("this run", ours, ours.seconds, _less_time(self.saved, *(self.within or ()))),
         ]
         if known is not None and not self.at_once:
             note = _known_note(self, repeats=repeats)
@@ -170,10 +174,14 @@ class Gain:
         return [*lines, GainLine("least possible", None, self.least, note)]
 
 
-def _against(saved: float) -> str:
-    if abs(saved) < EQUAL:
+def _less_time(*shares: float) -> str:
+    """Return shares of time saved as a range; they are negative where time was lost."""
+    low, high = (round(100 * share(shares)) for share in (min, max))
+    if max(map(abs, shares)) < EQUAL or low == high == 0:
         return "no gain"
-    return f"{abs(saved):.0%} {'less' if saved > 0 else 'more'} time"
+    if low == high:
+        return f"{abs(low)}% {'less' if low > 0 else 'more'} time"
+    return f"{-high} to {-low}% more time" if high <= 0 else f"{low} to {high}% less time"
 
 
 def _known_note(gain: Gain, *, repeats: bool) -> str:
@@ -205,16 +213,17 @@ def gain_and_plan(
     served = _as_shared(served, fleet, trace)
     if served is None:
         return None, None
-    cost = cost or _own_cost(trace, fleet.replicas[0].cost)
-    served = replace(served, replicas=(replace(served.replicas[0], cost=cost),))
+    own = cost or _own_cost(trace, fleet.replicas[0].cost)
+    served = _with(served, cost=[own])
+    first = _first_come(served, fleet, params)
+    cost = _careful_cost(trace, first, own, fleet.replicas[0].cost)
+    if cost != own:
+        served = _with(served, cost=[cost])
+        first = _first_come(served, fleet, params)
     free = served.problem()
     modelled = model_seconds(cost, trace, overheads=False)
     clock = trace.makespan / modelled if modelled else 1.0
     planned, problem = _limited(free, fleet)
-    # The policy of a run knows the room for beginnings that was planned, not what short completions leave.
-    expected = replace(planned, prefix_cache=fleet.replicas[0].prefix_cache)
-    policy = policy_named(params.policy, expected)
-    first = simulate(planned, policy, free.workload.output_tokens, swap=KEEPS_KV)
     evicts = trace.evictions + first.evictions > 0
     courses = [Course.of(trace, trace.makespan), Course.of(first, clock * first.makespan)]
     known, plan, bound = None, None, work_bound(Fleet.of(free, 1))
@@ -249,6 +258,42 @@ def gain_and_plan(
     return gain, plan
 
 
+def _first_come(served: Fleet, fleet: Fleet, params: GainParams) -> Trace:
+    """Simulate first come, first served on the completions of a run on one replica."""
+    free = served.problem()
+    planned, _ = _limited(free, fleet)
+    # The policy of a run knows the room for beginnings that was planned, not what short completions leave.
+    expected = replace(planned, prefix_cache=fleet.replicas[0].prefix_cache)
+    policy = policy_named(params.policy, expected)
+    return simulate(planned, policy, free.workload.output_tokens, swap=KEEPS_KV)
+
+
+def _careful_cost(trace: Trace, first: Trace, own: CostModel, stated: CostModel) -> CostModel:
+    """Return the costs by which the run saved less: its own, or the plan's if they fit the run as well.
+
+    A run of few large stages tells little of the many small ones of first come, first served; the plan's
+    costs may come from a run that had some.
+    """
+    if _misfit(stated, trace) > _AS_WELL * max(_misfit(own, trace), _WELL):
+        return own
+    return min((own, stated), key=lambda cost: _saved(cost, trace, first))
+
+
+def _misfit(cost: CostModel, trace: Trace) -> float:
+    """Return the share of a run's seconds by which its stages differ from the costs' in proportion."""
+    model = np.array([stage.model_seconds(cost) for stage in trace.stages])
+    measured = np.array([stage.seconds for stage in trace.stages])
+    if not model.sum() or not measured.sum():
+        return math.inf
+    return float(np.abs(model / model.sum() - measured / measured.sum()).sum())
+
+
+def _saved(cost: CostModel, trace: Trace, first: Trace) -> float:
+    """Return the fraction of first come, first served that a run saved."""
+    theirs = model_seconds(cost, first, overheads=False)
+    return 1 - model_seconds(cost, trace, overheads=False) / theirs if theirs else 0.0
+
+
 def _saved_within(trace: Trace, first: Trace) -> tuple[float, float] | None:
     """Return the least and the largest fraction saved by costs fitted without a fifth of the run's stages."""
     stages, saved = trace.stages, list[float]()
@@ -260,9 +305,7 @@ def _saved_within(trace: Trace, first: Trace) -> tuple[float, float] | None:
             cost = fit_cost(rest)
         except ValueError:
             continue
-        theirs = model_seconds(cost, first, overheads=False)
-        if theirs:
-            saved.append(1 - model_seconds(cost, trace, overheads=False) / theirs)
+        saved.append(_saved(cost, trace, first))
     return (min(saved), max(saved)) if saved else None
 
 

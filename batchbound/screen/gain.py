@@ -78,28 +78,15 @@ def _remarks(gain: Gain, repeats: str) -> list[str]:
         remarks.append(f"prompt tokens computed: {counts}, of {gain.prompt_tokens:,}")
     elif repeats:
         remarks.append(repeats)
-    shares = () if gain.within is None else (gain.saved, *gain.within)
-    low, high = min(shares, default=0.0), max(shares, default=0.0)
-    if max(-low, high) >= EQUAL and not gain.at_once:
-        remarks.append(
-            "steps and stages are exact; seconds of the other lines are by costs fitted to this run, which"
-            f" without a fifth of it give {_less_time(low, high)}"
-        )
+    if gain.within is not None and not gain.at_once:
+        fitted = "by costs fitted to this run or an earlier one"
+        remarks.append(f"steps and stages are exact; other lines' seconds are simulated, {fitted}")
     elif gain.missed is not None and abs(gain.missed) >= _LEAST_MISSED:
         remarks.append(
             f"only this run's seconds are measured: the others may be off by {abs(gain.missed):.0%};"
             " steps and stages are exact"
         )
     return remarks
-
-
-def _less_time(low: float, high: float) -> str:
-    """Return a range of time saved, which is negative where time is lost."""
-    if f"{low:.0%}" == f"{high:.0%}":
-        return f"{abs(low):.0%} {'less' if low >= 0 else 'more'} time"
-    if high < 0:
-        return f"{-high:.0%} to {-low:.0%} more time"
-    return f"{-low:.0%} more to {high:.0%} less time" if low < 0 else f"{low:.0%} to {high:.0%} less time"
 
 
 def command_lines(before: str, command: str) -> list[str]:
