@@ -14,6 +14,7 @@ from .data.files.disk import InputError, atomic_write
 from .data.files.record import plain
 from .data.files.sources import opened_once
 from .data.plan import Plan
+from .data.readers.completions import is_parquet_name
 from .data.readers.openai_batch import read_batch
 from .data.trace import add_fact
 from .gain import KEPT, Gain, gain_and_plan, gain_of_fleet
@@ -74,6 +75,7 @@ def run_or_send(options: JobOptions, watcher: Watcher) -> Ran | ServerResult:
 
     The gain of a run is computed, and its costs and the next plan are kept.
     """
+    is_parquet_name(options.answers)
     if not options.server:
         options = replace(options, patience=options.stalled / 2)
         ran = _run_on_model(options, watcher.on_model, remark)

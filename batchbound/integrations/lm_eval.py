@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -130,6 +131,20 @@ class BatchboundLM(HFLM):  # type: ignore[misc]
             _computed(scoring.computed, sum(len(each.prompt) for each in sequences), "tokens"),
         )
         return found
+
+    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
+        """Return each text's log-likelihood; the engine takes the windows of all texts at once."""
+        if self._refused():
+            found: list[float] = super().loglikelihood_rolling(requests, disable_tqdm)
+            return found
+        given: int | str = self.batch_size
+        slots, self._slots = self._slots, self._most_at_once()
+        self.batch_size_per_gpu: int | str = sys.maxsize
+        try:
+            whole: list[float] = super().loglikelihood_rolling(requests, disable_tqdm)
+        finally:
+            self._slots, self.batch_size_per_gpu = slots, given
+        return whole
 
     def _refused(self) -> str:
         """Return why the engine does not score this model, or an empty text."""

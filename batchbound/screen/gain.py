@@ -69,6 +69,8 @@ def _remarks(gain: Gain, repeats: str) -> list[str]:
         remarks.append(f"least possible {which}, in {gain.capacity:,} tokens of KV cache")
     if gain.replicas > 1:
         remarks.append("steps and stages of the replica that ends last")
+        if not gain.least:
+            remarks.append("nothing is proven, as no trace tells which beginnings the replicas shared")
     first, ran = gain.first_come.prompt_tokens, gain.this_run.prompt_tokens
     if gain.needed is not None:
         once = "each shared beginning once"

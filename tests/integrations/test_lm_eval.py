@@ -49,6 +49,22 @@ def test_its_texts_are_those_of_hf_with_stops_and_lengths_of_each_request(tmp_pa
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_texts_are_scored_at_once_also_under_an_automatic_batch_size(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from lm_eval.api.instance import Instance
+
+    hf, own = models(tmp_path)
+    texts = [Instance("loglikelihood_rolling", doc={}, arguments=(text,), idx=0) for text in CONTEXTS]
+    whole = hf.loglikelihood_rolling(texts, disable_tqdm=True)
+    own.batch_size_per_gpu = "auto"
+    with caplog.at_level("INFO"):
+        assert own.loglikelihood_rolling(texts, disable_tqdm=True) == pytest.approx(whole, abs=1e-4)
+    assert [line.split(",")[0] for line in caplog.messages] == ["batchbound: 5 log-likelihoods"]
+    assert own.batch_size == "auto"
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_an_end_token_of_a_task_is_hfs(tmp_path: Path) -> None:
     hf, own = models(tmp_path)
     free = hf.generate_until([request(CONTEXTS[0], until=[], max_gen_toks=12)], disable_tqdm=True)[0]
