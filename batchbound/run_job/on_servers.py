@@ -87,7 +87,7 @@ def run_on_servers(
         kept = kept_rows(
             output_lines(output), batch.requests, options.retry, output, cap, _largest_cap(trace)
         )
-        check_raised(int(kept.cut.sum()), kept.long, cap or 0, output, remark)
+        check_raised(int((~kept.done).sum()), kept.long, cap or 0, output, remark)
         ran = run_in(trace)
         if ran is not None and kept.done.all():
             return _finished_before(ran, options, len(batch.requests), len(kept.failed), batch.iterations)
@@ -133,8 +133,7 @@ def run_on_servers(
     with Journal(journal_path(output), journaled, options.tuned.journal_sync_seconds) as journal:
         refuse_outputs((*outputs, errors), overwrite or journal.ending, read)
         kept = job.kept(journal, facts)
-        resumed = int(kept.done.sum())
-        left = len(kept.done) - resumed
+        left = int((~kept.done).sum())
         with nullcontext() if watching is None else watching(left, journal) as advance:
             outcome = job.run(journal, facts, kept, on_served=advance, remark=remark)
             if outcome.stopped is None:
@@ -155,7 +154,7 @@ def run_on_servers(
         limits,
         stated,
         release,
-        resumed,
+        kept.completed,
         outcome.failed,
         kv_stated=kv_stated,
         lengths_known=batch.had_lengths(options),

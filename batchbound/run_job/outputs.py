@@ -26,16 +26,17 @@ NOTHING_CUT = "no finished run whose cut completions could run again"
 
 
 def check_raised(
-    raised: int, long: Sequence[int], cap: int, output: Path, remark: Callable[[str], None]
+    sent: int, long: Sequence[int], cap: int, output: Path, remark: Callable[[str], None]
 ) -> None:
-    """Tell the cut rows whose cap a retry does not raise; refuse a cap that raises none.
+    """Tell the cut rows whose cap a retry does not raise; refuse a retry without a row to send.
 
+    sent: Number of rows to send.
     long: Tokens, or the larger cap, of each of these rows.
     """
     if not long:
         return
     completions = "1 cut completion has" if len(long) == 1 else f"{len(long):,} cut completions have"
-    if not raised:
+    if not sent:
         least = f"at least {min(long)} tokens, or that cap"
         what = f"--longest-completion {cap} raises no cap: {completions} {least}"
         hint = f"Give more than {min(long)} tokens; {2 * max(long)} raises each."

@@ -82,7 +82,7 @@ class ServerResult:
         """
         found = _of_run(self.run) | self._against_bound(remark)
         predicted = None if self.release is None else self.release.predicted
-        if predicted is not None and not self.resumed:
+        if predicted is not None and len(self.run) == self.requests:
             found["predicted_iterations"] = predicted.iterations
             counted = found.get("iterations")
             if isinstance(counted, int) and counted > _LATE * predicted.iterations:

@@ -28,7 +28,7 @@ from .gain import command_lines, gain_lines
 from .report import show_report
 from .server import detail_lines, server_lines
 from .streams import say
-from .terminal import WRONG_BOUND, is_verbose, note, typed_again, typed_retry, warn
+from .terminal import WRONG_BOUND, is_verbose, note, typed_again, typed_rest, typed_retry, warn
 
 
 def show(ran: Ran | ServerResult, options: JobOptions) -> int:
@@ -188,8 +188,11 @@ def _show_servers(result: ServerResult, options: JobOptions) -> bool:
         note(f"{output}: {left} no completion; the same command without --retry sends what is left")
     elif result.finished_before:
         note(f"{output}: this job is finished; --overwrite would serve it again")
-    elif not len(result.run):
-        note(f"{output}: every request already has its completion")
+    elif not len(run):
+        expired = f"the deadline expired before {'another' if result.resumed else 'any'} completion"
+        note(f"{output}: {expired if result.failed else 'every request already has its completion'}")
+    if not options.json and not len(run):
+        _say_rest(result)
     if not options.json and (result.finished_before or not len(result.run)):
         return False
     figures = result.figures(note) | {"output": output}
@@ -208,11 +211,21 @@ def _show_servers(result: ServerResult, options: JobOptions) -> bool:
     )
     for line in lines + (detail_lines(figures) if is_verbose() else []):
         say(line)
+    _say_rest(result)
     _say_cut(Endings.of(result.run.endings))
     files, details = f"{output}, {times}", f"details: batchbound audit {times}"
     for line in [f"{files}   {details}"] if len(files) + len(details) < 78 else [files, details]:
         say(line)
     return wrong
+
+
+def _say_rest(result: ServerResult) -> None:
+    """Print how many rows lack a completion, and the command that sends them."""
+    if result.failed:
+        rows = f"{result.failed:,} of {result.requests:,} rows {'has' if result.failed == 1 else 'have'}"
+        say(f"{rows} no completion")
+        for line in command_lines("  next:", typed_rest()):
+            say(line)
 
 
 def say_reached(configuration: PlannedConfiguration, reached: Reached | None, trace: Trace) -> None:

@@ -33,12 +33,22 @@ def typed_again(option: str) -> str:
 
 def typed_retry(retry: str) -> str:
     """Return the typed command with other options of a retry, quoted."""
-    dropped, words, skips = retry.split()[::2], [], False
+    return shlex.join(["batchbound", *_typed_without(retry.split()[::2]), *retry.split()])
+
+
+def typed_rest() -> str:
+    """Return the typed command that sends all rows without a completion, quoted."""
+    return shlex.join(["batchbound", *_typed_without(("--retry", "--deadline"))])
+
+
+def _typed_without(dropped: Sequence[str]) -> list[str]:
+    """Return the typed words without some options with values, and without ``--overwrite``."""
+    words, skips = list[str](), False
     for word in _TYPED.get():
         if not skips and word.partition("=")[0] not in (*dropped, "--overwrite"):
             words.append(word)
         skips = word in dropped
-    return shlex.join(["batchbound", *words, *retry.split()])
+    return words
 
 
 def set_voice(*, quiet: bool, verbose: bool) -> None:

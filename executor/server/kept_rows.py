@@ -25,6 +25,7 @@ class KeptRows:
     cut: True for rows to complete again under a higher cap, shape (requests,).
     long: Tokens of the cut completions that such a cap would not lengthen.
     lines: Lines of the completions to complete again, by row; they stay if that fails.
+    completed: Number of done rows with a completion.
     """
 
     done: npt.NDArray[np.bool_]
@@ -33,6 +34,7 @@ class KeptRows:
     cut: npt.NDArray[np.bool_]
     long: tuple[int, ...] = ()
     lines: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    completed: int = 0
 
 
 def kept_rows(
@@ -85,4 +87,5 @@ def kept_rows(
         message = f"row {shown(changed[0])}{and_others} had another body when it was finished"
         hint = "Give a changed row a new custom_id, name another output, or say --overwrite."
         raise InputError(message, file=file, hint=hint)
-    return KeptRows(done, frozenset(failed), endings, cut, tuple(long), cut_lines)
+    completed = int(done.sum()) - sum(bool(done[batch.names.find(name)]) for name in failed)
+    return KeptRows(done, frozenset(failed), endings, cut, tuple(long), cut_lines, completed)

@@ -259,7 +259,7 @@ class ServerJob:
             ran,
             endings=kept.endings.facts(),
             abandoned=sender.abandoned,
-            earlier=int(kept.done.sum()),
+            earlier=kept.completed,
         )
         return ServerOutcome(ran, len(failed), stopped)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,44 @@ def test_rows_that_expired_are_sent_by_the_same_command(tmp_path: Path, suffix: 
         assert main(words_of(batch, server, suffix, "--retry", "expired")) == 1
         assert [server.attempts[f"r{k}"] for k in range(6)] == [1, 2, 1, 1, 1, 1]
         assert [name for name, row in rows_of(batch, suffix).items() if row.error] == ["r4"]
+
+
+def test_a_deadline_without_a_completion_is_told_as_such(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch = write_batch(tmp_path / "in.jsonl", [2] * 2)
+    with FakeServer(2, faults={"r0": ["hang"], "r1": ["hang", "hang"]}) as server:
+        words = [word for word in words_of(batch, server) if word != "--json"]
+        assert main([*words, "--deadline", "1"]) == 1
+        told = capsys.readouterr()
+        assert "the deadline expired before any completion" in told.err
+        assert "2 of 2 rows have no completion\n  next: batchbound run" in told.out
+        assert main([*words, "--deadline", "1"]) == 1
+        assert main([*words, "--deadline", "0.0001"]) == 1
+    told = capsys.readouterr()
+    assert "the deadline expired before another completion" in told.err
+    assert "1 of 2 rows has no completion" in told.out
+
+
+def test_rows_that_wait_are_named_before_cut_ones_with_the_command_that_sends_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch = write_batch(tmp_path / "in.jsonl", [2] * 4)
+    cut = ["--retry", "cut", "--longest-completion", "9"]
+    with FakeServer(4, faults={"r2": ["hang"], "r3": ["hang"]}) as server:
+        words = [word for word in words_of(batch, server) if word != "--json"]
+        assert main([*words, "--deadline", "1"]) == 1
+        assert main([*words, *cut, "--deadline", "9"]) == 1
+        out = capsys.readouterr().out
+        # Expired rows are not finished.
+        assert "from before" not in out
+        rest, _, cut_rows = out.rpartition("rows have no completion")[2].partition("2 of 2 completions were")
+        assert cut_rows
+        again = shlex.split(rest.replace("next:", "").replace("\\\n", ""))
+        assert again == ["batchbound", *words, "--longest-completion", "9"]
+        # No cap of a cut row rises, but expired rows are sent.
+        assert main([*words, *cut, "--retry", "expired"]) == 0
+        assert "kept as they are" in capsys.readouterr().err
 
 
 def test_a_later_part_is_audited_alone_and_one_without_completions_keeps_the_trace(
