@@ -12,8 +12,11 @@ from .gain import command_lines
 _EQUAL = 0.005
 """Largest relative difference of iterations that counts as equal."""
 
-_FEWER = "fewer"
-"""Unit of a gain in iterations, whose numbers are printed."""
+_NOTE_WIDTH = 40
+"""Columns right of a line's number."""
+
+_TIME, _PREFILL = "time", "prefill"
+"""Units of a share beside that of iterations."""
 
 
 def server_lines(
@@ -40,12 +43,18 @@ def server_lines(
     rows.append(("this run", counted, _this_run(figures, simulated, taken)))
     worth = 0.0
     if known is not None and taken:
-        worth, unit = _worth(figures, simulated, taken)
-        # An order that saves nothing is shown as the run itself, from which its simulation may differ by one.
-        shown = min(known, taken) if worth >= _EQUAL else taken
-        share = 1 - shown / taken if worth >= _EQUAL and unit == _FEWER else worth
-        note = _worth_note((share, unit), figures, taken, repeats=command is not None, planned=planned)
-        rows.append(("lengths known beforehand", shown, note))
+        fewer = _change(taken, simulated)
+        other, unit = _other_worth(figures)
+        worth = max(fewer, other) if unit == _PREFILL else fewer if unit is None else other
+        if max(fewer, worth) >= _EQUAL:
+            shares = _shares(1 - known / taken, other, unit)
+            note = _known_note(shares, repeats=command is not None or planned)
+            rows.append(("lengths known beforehand", known, note))
+        else:
+            # The simulation of an order that saves nothing may differ by one from the run.
+            at_bound = taken <= (1 + _EQUAL) * (figures.get("bound_iterations") or 0)
+            note = "no more to gain" if at_bound else "no better order found"
+            rows.append(("lengths known beforehand", taken, note))
     least = figures.get("bound_iterations")
     # A bound of one iteration says nothing of a run of several.
     if least and (least > 1 or taken == least):
@@ -117,65 +126,70 @@ def _prompt_lines(figures: Mapping[str, Any]) -> list[str]:
 
 def _this_run(figures: Mapping[str, Any], simulated: Mapping[str, int], taken: int | None) -> str:
     """Return seconds, speed, and what was gained against first come, first served."""
-    speed, first = figures.get("output_tokens_per_s"), simulated.get("file order")
-    took = f"{figures['makespan_s']:,.3g} s"
-    parts = [took + (f", {speed:,.0f} tokens/s" if speed else "")]
-    seconds: Mapping[str, float] = figures.get("simulated_seconds", {})
-    if taken and first and seconds.get("file order"):
-        # Seconds are what people pay.
-        parts.append(_saved(_saving(figures["makespan_s"], seconds, "file order"), "less time"))
-    elif taken and first:
-        saved = _saving(taken, simulated, "file order")
+    speed = figures.get("output_tokens_per_s")
+    took, compared = f"{figures['makespan_s']:,.3g} s", bool(taken and simulated.get("file order"))
+    parts = []
+    if taken and compared:
+        seconds: Mapping[str, float] = figures.get("simulated_seconds", {})
         computed, tokens = figures.get("prompt_tokens_computed"), figures.get("simulated_prompt_tokens", {})
-        fewer = _saving(computed, tokens, "file order") if computed and tokens else 0.0
-        if abs(fewer) >= _EQUAL:
-            parts = [took, _saved(fewer, "fewer", "prompt tokens")]
-        if abs(saved) >= _EQUAL or abs(fewer) < _EQUAL:
-            parts.append(_saved(saved, "fewer"))
+        saved, unit = None, None
+        if seconds.get("file order"):
+            saved, unit = _saving(figures["makespan_s"], seconds), _TIME
+        elif computed and tokens:
+            saved, unit = _saving(computed, tokens), _PREFILL
+        parts.append(_shares(_saving(taken, simulated) or 0.0, saved, unit))
     if figures.get("iterations") is None:
-        parts.append("simulated" if taken and first else "no counter")
-    return "; ".join(parts)
+        parts.append("simulated" if compared else "no counter")
+    fast = f"{took}, {speed:,.0f} tokens/s" if speed else took
+    return _fitting("; ".join([fast, *parts]), "; ".join([took, *parts]))
 
 
-def _saving(measured: float, simulated: Mapping[str, float], other: str) -> float:
-    """Return the share saved against another order; zero where the simulation of this one disagrees."""
-    share, alike = (1 - count / simulated[other] for count in (measured, simulated.get("as sent", measured)))
-    return share if share * alike > 0 and abs(alike) >= _EQUAL else 0.0
+def _saving(measured: float, simulated: Mapping[str, float]) -> float | None:
+    """Return the share saved against file order; None where the simulation of this order disagrees."""
+    first = simulated["file order"]
+    share, alike = (1 - count / first for count in (measured, simulated.get("as sent", measured)))
+    if max(abs(share), abs(alike)) < _EQUAL:
+        return 0.0
+    return share if share * alike > 0 and abs(alike) >= _EQUAL else None
 
 
-def _worth(figures: Mapping[str, Any], simulated: Mapping[str, int], taken: int) -> tuple[float, str]:
-    """Return the share that the best order with known lengths saves against this run, and its unit."""
+def _change(measured: float, simulated: Mapping[str, float]) -> float:
+    """Return the share that known lengths save against this run, measured and simulated."""
+    known, runs = simulated["longest first"], (measured, simulated.get("as sent", measured))
+    return 1 - known / min(max(runs), max(known, min(runs)))
+
+
+def _other_worth(figures: Mapping[str, Any]) -> tuple[float, str | None]:
+    """Return what known lengths save of seconds, else of prompt tokens, and its unit."""
     seconds: Mapping[str, float] = figures.get("simulated_seconds", {})
     computed, tokens = figures.get("prompt_tokens_computed"), figures.get("simulated_prompt_tokens", {})
-    counts: list[tuple[float, Mapping[str, float], str]] = [(taken, simulated, _FEWER)]
     if seconds.get("longest first"):
-        counts = [(figures["makespan_s"], seconds, "less time")]
-    elif computed and tokens:
-        counts.append((computed, tokens, "fewer prompt tokens"))
-    shares = [
-        (1 - known["longest first"] / min(measured, known.get("as sent", measured)), unit)
-        for measured, known, unit in counts
-    ]
-    worth, unit = max(shares)
-    return max(0.0, worth), unit
+        return _change(figures["makespan_s"], seconds), _TIME
+    return (_change(computed, tokens), _PREFILL) if computed and tokens else (0.0, None)
 
 
-def _saved(saved: float, less: str, what: str = "") -> str:
-    if abs(saved) < _EQUAL:
-        return "no gain"
-    return f"{abs(saved):.0%} {less if saved > 0 else 'more'} {what}".rstrip()
+def _shares(iterations: float, other: float | None, unit: str | None) -> str:
+    """Return the share of iterations, and that of seconds or prompt tokens where known."""
+    known = other is not None and unit is not None and (unit == _TIME or abs(other) >= _EQUAL)
+    equal = "as many" if known else "no gain"
+    fewer = f"{abs(iterations):.0%} {'fewer' if iterations > 0 else 'more'}"
+    fewer = fewer if abs(iterations) >= _EQUAL else equal
+    if other is None or not known:
+        return fewer
+    if abs(other) < _EQUAL:
+        return "no gain" if fewer == equal else f"{fewer}; same {unit}"
+    return f"{fewer}; {abs(other):.0%} {'less' if other > 0 else 'more'} {unit}"
 
 
-def _worth_note(
-    gain: tuple[float, str], figures: Mapping[str, Any], taken: int, *, repeats: bool, planned: bool
-) -> str:
-    worth, unit = gain
-    if worth < _EQUAL:
-        least = figures.get("bound_iterations") or 0
-        return "no more to gain" if taken <= (1 + _EQUAL) * least else "no better order found"
-    if planned:
-        return f"{worth:.0%} {unit} than this run"
-    return f"{worth:.0%} {unit} than this run" + ("" if repeats else ", if lengths repeat")
+def _known_note(shares: str, *, repeats: bool) -> str:
+    if repeats:
+        return _fitting(f"{shares} than this run", shares)
+    return _fitting(f"{shares}, if lengths repeat", f"{shares}, if they repeat", shares)
+
+
+def _fitting(*texts: str) -> str:
+    """Return the first text that fits into a line of 80 columns, else the last."""
+    return next((text for text in texts if len(text) <= _NOTE_WIDTH), texts[-1])
 
 
 def _above(figures: Mapping[str, Any]) -> str:

@@ -378,7 +378,7 @@ def test_fewer_prompt_tokens_are_a_gain_where_no_seconds_are_known() -> None:
     }  # fmt: skip
     assert server_lines(counts, "here", None, planned=False)[1:4] == [
         "  first come, first served        49    simulated; 16,376 prompt tokens",
-        "  this run                        49    36.2 s; 70% fewer prompt tokens",
+        "  this run                        49    36.2 s; as many; 70% less prefill",
         "  lengths known beforehand        49    no better order found",
     ]
 
@@ -421,6 +421,34 @@ def test_shares_are_those_of_the_printed_numbers() -> None:
     assert server_lines(counts, "here", None, planned=True)[2].endswith("128    3% fewer than this run")
 
 
+@pytest.mark.parametrize(
+    ("iterations", "seconds", "this_run", "known"),
+    [
+        ((300, 240, 200), {}, "20 s, 1,234 tokens/s; 20% fewer", "17% fewer, if lengths repeat"),
+        ((300, 240, 200), {"file order": 25, "longest first": 18}, "20 s; 20% fewer; 20% less time",
+         "17% fewer; 10% less time, if they repeat"),
+        ((240, 264, 200), {"file order": 16, "longest first": 22}, "20 s; 10% more; 25% more time",
+         "24% fewer; 10% more time, if they repeat"),
+        ((240, 240, 240), {"file order": 25, "longest first": 18}, "20 s; as many; 20% less time",
+         "as many; 10% less time, if they repeat"),
+        ((300, 240, 240), {"file order": 20, "longest first": 20}, "20 s; 20% fewer; same time",
+         "no better order found"),
+    ],
+)  # fmt: skip
+def test_iterations_come_before_seconds_whether_costs_are_known_or_not(
+    iterations: tuple[int, int, int], seconds: dict[str, float], this_run: str, known: str
+) -> None:
+    first, taken, longest = iterations
+    simulated = {"file order": first, "as sent": taken, "longest first": longest}
+    counts: dict[str, Any] = {
+        "requests": 40, "slots": 8, "makespan_s": 20.0, "output_tokens_per_s": 1234.0, "iterations": taken,
+        "simulated_iterations": simulated, "simulated_seconds": seconds and {"as sent": 20.0} | seconds,
+    }  # fmt: skip
+    lines = server_lines(counts, "here", None, planned=False)
+    assert [line[40:] for line in lines[2:4]] == [this_run, known]
+    assert max(map(len, lines)) <= 80
+
+
 def test_a_run_without_a_counter_is_compared_by_the_simulation_of_what_was_sent() -> None:
     # On two slots, 1 1 1 1 8 takes 10 iterations as sent, and 8 with the longest first.
     run = run_on(page("vllm_plain"), [1, 1, 1, 1, 8], None)
@@ -428,7 +456,7 @@ def test_a_run_without_a_counter_is_compared_by_the_simulation_of_what_was_sent(
         "5 requests, 2 at a time, here, iterations",
         "  first come, first served        10    simulated, same lengths",
         "  this run                   unknown    2 s, 6 tokens/s; no gain; simulated",
-        "  lengths known beforehand         8    20% fewer than this run, if lengths repeat",
+        "  lengths known beforehand         8    20% fewer, if lengths repeat",
         "  least possible                   8    proven",
     ]
 
@@ -438,7 +466,7 @@ def test_no_more_to_gain_is_said_only_at_the_bound() -> None:
     assert at_bound[3].endswith("  no more to gain")
     # Three requests of two tokens on two slots: four iterations, though half of six are three.
     between = screen(run_on(page("vllm_plain"), [2, 2, 2, 3, 3, 3], 9))
-    assert between[3].endswith(("no better order found", "fewer than this run, if lengths repeat"))
+    assert between[3].endswith(("no better order found", "fewer, if lengths repeat"))
 
 
 @pytest.mark.parametrize("name", ["vllm_drafts", "vllm_two_engines", "sglang_drafts"])

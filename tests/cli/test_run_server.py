@@ -207,7 +207,7 @@ def test_no_second_run_is_offered_where_it_would_know_no_more(
         asked = [word for word in run_words(batch, server, *words) if word != "--json"]
         assert main([*asked, "--slots", "2", "--in-flight", "5"]) == 0
     said = capsys.readouterr().out
-    assert "20% fewer than this run, if lengths repeat" in said
+    assert "20% fewer, if lengths repeat" in said
     assert "next time" not in said
 
 
