@@ -7,6 +7,7 @@ proven lower bound.
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from .version import __version__
@@ -116,6 +117,11 @@ __all__ = [
     "suite",
     "verify",
 ]
+if find_spec("torch") is None or find_spec("transformers") is None:
+    for _of_engine in ("LLM", "replace_generation", "rollout_function"):
+        __all__.remove(_of_engine)
+if find_spec("trl") is None:
+    __all__.remove("AsyncRollouts")
 
 _HOMES = {
     "LLM": ".executor.llm",

@@ -157,6 +157,14 @@ class Maker:
     seed: int
     message: str = ""
 
+    @property
+    def outcome(self) -> str:
+        """Status in words, with a proof of the optimum that the plan does not hold."""
+        if (self.status, self.stopped_by) != ("feasible", "proof"):
+            return self.status
+        search = "exhaustive search" if self.solver in ("search", "exact") else self.solver
+        return f"optimal by {search}, whose proof the plan does not hold: `verify` derives the bound above"
+
 
 @dataclass(frozen=True, slots=True)
 class FollowedPolicy:
@@ -343,7 +351,7 @@ class Plan(Shown):
         yield "bound of", None if self.claim is None else self.bound_of
         yield "above the bound", percentage(self.gap)
         took = "" if self.maker.seconds is None else f", {self.maker.seconds:.2g} s"
-        yield "solver", f"{self.maker.solver}, {self.maker.status}{took}"
+        yield "solver", f"{self.maker.solver}, {self.maker.outcome}{took}"
 
     def to_frame(self) -> pd.DataFrame:
         """Return one replica's requests: slot, first decode step, end."""

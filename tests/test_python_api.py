@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 import batchbound
 from batchbound import CostModel, Limits, Problem, Workload
 from batchbound.data.files.disk import InputError
+from batchbound.data.plan import Maker
 
 
 @pytest.fixture
@@ -140,3 +143,20 @@ def test_prompts_run_as_the_command_runs_them(tmp_path: Path, monkeypatch: pytes
     again = batchbound.run(prompts, "tiny:llama", slots=2, output=answers)
     assert isinstance(again, batchbound.RunResult)
     assert again.finished_before
+
+
+def test_all_names_are_imported_where_an_extra_is_missing() -> None:
+    code = (
+        "import sys; sys.modules.update(torch=None, trl=None)\n"
+        "from batchbound import *\n"
+        "print('plan' in globals(), 'LLM' in globals(), 'AsyncRollouts' in globals())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "False", "False"]
+
+
+def test_a_plan_says_that_another_proof_than_its_own_makes_it_optimal() -> None:
+    assert Maker("search", "0", "feasible", "time", 1.0, 0).outcome == "feasible"
+    assert Maker("search", "0", "optimal", "proof", 1.0, 0).outcome == "optimal"
+    unheld = Maker("search", "0", "feasible", "proof", 1.0, 0).outcome
+    assert unheld.startswith("optimal by exhaustive search, whose proof the plan does not hold")

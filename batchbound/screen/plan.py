@@ -46,7 +46,7 @@ _LABELS = {
     "schedule_s": "without evictions",
     "output_tokens_per_s": "output tokens/s",
     "solver": "solver",
-    "status": "status",
+    "outcome": "status",
     "stopped_by": "stopped by",
     "cost": "cost model",
     "lengths": "completion lengths",
@@ -63,7 +63,7 @@ _OF_LENGTHS = (
     "decode_steps",
     "output_tokens_per_s",
     "solver",
-    "status",
+    "outcome",
     "stopped_by",
 )
 """Keys of a summary that need known lengths."""
@@ -141,6 +141,7 @@ def plan_summary(plan: Plan, seconds: float) -> dict[str, object]:
         "gap": plan.gap,
         "solver": plan.maker.solver,
         "status": plan.maker.status,
+        "outcome": plan.maker.outcome,
         "stopped_by": plan.maker.stopped_by,
         "cost": plan.provenance.cost_source.get("name"),
         "lengths": plan.provenance.lengths.get("kind"),
@@ -196,7 +197,7 @@ def show_summary(summary: Mapping[str, object], *, as_json: bool, title: str = "
         left_out |= {*_OF_COSTS}
     if "objective" in summary:
         # The bound is one of the makespan.
-        left_out |= {"bound_s", "bound_of", "bound_source", "gap", "status"}
+        left_out |= {"bound_s", "bound_of", "bound_source", "gap", "outcome"}
     if summary.get("stopped_by") == StoppedBy.FINISHED:
         left_out |= {"stopped_by"}
     labels = {**_LABELS, "makespan_s": "at most"} if summary.get("lengths") == "cap" else _LABELS
