@@ -615,7 +615,7 @@ def gain() -> None:
         ("least possible", seconds["proven least (KV)"], GREEN, "proven"),
     )
     canvas = Canvas(
-        520, 236, "A public trace as one batch: seconds in file order, in our order, and the least"
+        520, 236, "A public trace as one batch: seconds in file order, in our order, and the lower bound"
     )
     canvas.text(20, 38, "12,031 requests as one batch", size=22)
     for k, (name, value, colour, word) in enumerate(rows):
