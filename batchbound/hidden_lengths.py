@@ -71,7 +71,7 @@ def _one(
         "bound_source": bound.source,
         "gap": trace.makespan / bound.seconds - 1,
         "recovered": None if lost <= 0 else (first.makespan - trace.makespan) / lost,
-        "intraclass_correlation": shared_variance(problem, trace),
+        "intraclass_correlation": shared_variance(problem, trace) if has_groups(problem) else None,
         "evictions": trace.evictions,
         "prefill_stages": trace.prefill_stages,
         "requests": len(problem),

@@ -383,13 +383,16 @@ def _kinds(options: ServerOptions, batch: Batch, remark: Callable[[str], None]) 
     requests, most = batch.requests, KindParams().largest
     if options.order != "auto" or batch.lengths_known(options) or len(requests) > most:
         return None
+    # The completions kept are those that ended early: lengths learnt from them mislead.
+    if "cut" in options.retry:
+        return None
     if requests.choices.max(initial=1) > 1:
         return None
     kind = kinds_of_batch(requests)
     count = len(np.unique(kind))
     if count == 1:
         return None
-    remark(f"{count} kinds of requests: longer ones go first once completions show that it saves")
+    remark(f"{count} kinds of prompts: longer ones go first once completions show that it saves")
     return kind
 
 
@@ -546,13 +549,15 @@ def _release(
     if options.order != "auto":
         found = named_release(work, limits, _NAMES[options.order], batch.planned, flying)
     elif unknown:
-        by_cap = "longest" if np.ptp(batch.output) else "file"
-        found = named_release(work, limits, _NAMES[by_cap], None, flying)
+        by_cap = LONGEST_FIRST if np.ptp(batch.output) else FILE_ORDER
+        found = named_release(work, limits, by_cap, None, flying)
     else:
         found = best_release(work, limits, batch.planned, options.seed, flying)
     if unknown:
-        by_caps = ", by caps" if found.name == LONGEST_FIRST else ""
-        remark(f"order: {found.name}{by_caps}; lengths are unknown, so no iterations are predicted")
+        order = found.name
+        if order == LONGEST_FIRST:
+            order = "larger caps first" if np.ptp(batch.output) else FILE_ORDER
+        remark(f"order: {order}; lengths are unknown, so no iterations are predicted")
         if not batch.requests.repeats:
             remark(
                 "requests without temperature 0 or a seed: the next run cannot know their lengths;"

@@ -62,6 +62,8 @@ def _rows(found: Mapping[str, Any], *, priced: bool) -> list[Row]:
         if key in seconds:
             note = str(found.get("bound_source", "")) if key == "bound_s" else ""
             rows.append(Row("seconds", seconds[key], duration(value), note))
+        elif key == "intraclass_correlation" and value is None:
+            rows.append(Row("shares", shares[key], "unknown", "no group has two requests"))
         elif key in shares:
             rows.append(Row("shares", shares[key], "none lost" if value is None else percent(value), ""))
         elif key == "expected_mean_s":

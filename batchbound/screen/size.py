@@ -97,7 +97,10 @@ def _verdict(sizing: Sizing) -> Iterator[str]:
             sizing.choice,
             map(sizing.time_of, (sizing.choice.end.expected, sizing.choice.end.sure)),
         )
-        yield f"{choice.name}: done by {next(done)}, 90 % sure by {next(done)}, if started now"
+        yield (
+            f"{choice.name}: done by {next(done)}, 90 % sure by {next(done)}"
+            f" {sizing.now.astimezone():%Z}, if started now"
+        )
         unit = "cost" if choice.replica.offer.price is not None else "device-hours"
         yield f"  {unit} {choice.cost:,.2f}, 90 % sure at most {choice.sure_cost:,.2f}"
     if not sizing.tried:

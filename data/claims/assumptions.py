@@ -106,8 +106,12 @@ def assumed_line(assumptions: Iterable[Assumption]) -> str | None:
 
 def broken_line(assumptions: Iterable[Assumption]) -> str | None:
     """Return the broken assumptions with their evidence in one line."""
-    names = [str(assumption) for assumption in assumptions if assumption.basis == "broken"]
-    return f"broken: {'; '.join(names)}" if names else None
+    broken = [assumption for assumption in assumptions if assumption.basis == "broken"]
+    names = [str(assumption) for assumption in broken if assumption.name != COLD_CACHE]
+    parts = [f"broken: {'; '.join(names)}"] if names else []
+    # A warm cache is usual, as after an earlier run.
+    parts += [f"the prefix cache was warm: {one.detail}" for one in broken if one.name == COLD_CACHE]
+    return "; ".join(parts) or None
 
 
 def blame(assumptions: Iterable[Assumption]) -> tuple[str, bool]:

@@ -108,7 +108,7 @@ class IterationAudit:
         if sent is None or self.counted is None or abs(self.counted / sent.iterations - 1) <= _FAR:
             return None
         what = f"this order takes {sent.iterations:,} iterations in the simulation and took {self.counted:,}"
-        return f"{what}: orders are not compared; are --slots, --token-budget and --kv-tokens the server's?"
+        return f"{what}: orders are not compared; are --slots, --batched-tokens and --kv-tokens the server's?"
 
     def _blame(self) -> tuple[str, bool]:
         assert self.counted is not None

@@ -46,6 +46,17 @@ def few_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hidden_lengths, "SAMPLES", {})
 
 
+def test_a_table_without_groups_has_no_correlation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "lengths.csv"
+    path.write_text("input_tokens,output_tokens\n" + "20,9\n20,3\n" * 4)
+    words = (str(path), "--slots", "2", "--hidden-lengths")
+    assert printed(capsys, *words)["intraclass_correlation"] is None
+    assert main(["simulate", *words]) == 0
+    assert "unknown" in next(line for line in capsys.readouterr().out.splitlines() if "(ICC)" in line)
+
+
 def test_a_hidden_job_stands_between_first_come_and_the_bound_that_knows_all(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -35,7 +35,27 @@ def test_only_rows_whose_cap_rises_are_sent_again(tmp_path: Path, capsys: pytest
     assert "2 cut completions have 32 tokens or more, or such a cap: kept as they are" in said
     # Both rows are sent under one cap, which orders nothing.
     assert "order: file order" in said
-    assert "by caps" not in said
+    assert "larger caps" not in said
+
+
+def test_a_retry_of_cut_rows_keeps_the_order_of_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch = tmp_path / "in.jsonl"
+    bodies = {
+        f"{kind}-{k}": {"prompt": f"{kind}-{k}", "max_tokens": 2}
+        for kind in ("word", "essay")
+        for k in range(10)
+    }
+    batch.write_text("".join(json.dumps({"custom_id": name, "body": bodies[name]}) + "\n" for name in bodies))
+    with FakeServer(2) as server:
+        words = run_words(batch, server, "--slots", "2")
+        assert main(words) == 0
+        assert "2 kinds of prompts" in capsys.readouterr().err
+        assert main([*words, "--retry", "cut", "--longest-completion", "4"]) == 0
+        told = capsys.readouterr()
+    assert "kinds of prompts" not in told.err
+    assert json.loads(told.out)["order"] == "file order"
 
 
 def test_a_cut_completion_stays_where_its_retry_fails(

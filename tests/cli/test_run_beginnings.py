@@ -356,7 +356,7 @@ def test_hits_of_the_run_tell_whether_the_prefix_cache_was_warm(
         hits = server.engine.hits
         assert hits > 0
         said = (
-            f"broken: cold prefix cache ({hits} prompt tokens came from the cache, and a cold cache gives 0"
+            f"the prefix cache was warm: {hits} prompt tokens came from the cache, and a cold cache gives 0"
         )
         assert said in warm
         # The server's counter stands where the second job left it.

@@ -132,7 +132,7 @@ def test_longer_kinds_go_first_once_completions_show_them(
             assert main(run_words(batch, server, *words)) == 0
             counted[order] = server.iterations
         said[order] = capsys.readouterr()
-    assert "2 kinds of requests" in said["auto"].err
+    assert "2 kinds of prompts" in said["auto"].err
     assert json.loads(said["auto"].out)["order"] == "file order, adapted to lengths seen"
     assert "kinds" not in said["file"].err
     # Longest first would take the bound's iterations.
@@ -689,9 +689,7 @@ def test_options_of_servers_are_refused_without_one(capsys: pytest.CaptureFixtur
     assert "--server" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("lengths", "order"), [([5, 5, 5], "file order"), ([2, 9, 4], "longest first, by caps")]
-)
+@pytest.mark.parametrize(("lengths", "order"), [([5, 5, 5], "file order"), ([2, 9, 4], "larger caps first")])
 def test_caps_predict_no_iterations_and_order_only_where_they_differ(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], lengths: list[int], order: str
 ) -> None:

@@ -319,7 +319,7 @@ def test_the_screen_tells_the_time_of_day_and_the_cost_at_90_percent(
     words = ["size", "small.csv", "--model", "config.json", "--prices", "prices.toml", "--within", "1d"]
     assert main(words) == 0
     screen = capsys.readouterr().out
-    assert re.search(r"done by [-0-9 ]*\d\d:\d\d, 90 % sure by [-0-9 ]*\d\d:\d\d, if started now", screen)
+    assert re.search(r"done by [-0-9 ]*\d\d:\d\d, 90 % sure by [-0-9 ]*\d\d:\d\d \S+, if started now", screen)
     assert f"90 % sure at most {sizing.kept[0].sure_cost:,.2f}" in screen
     assert max(map(len, screen.splitlines())) <= 80
 
