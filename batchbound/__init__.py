@@ -189,7 +189,13 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'batchbound' has no attribute {name!r}")
     module, _, original = _HOMES[name].partition(":")
-    value = getattr(import_module(module, __name__), original or name)
+    try:
+        value = getattr(import_module(module, __name__), original or name)
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "transformers"):
+            raise
+        message = f"batchbound.{name} needs {error.name}: in the clone, run `pip install '.[engine]'`"
+        raise ModuleNotFoundError(message, name=error.name) from None
     globals()[name] = value
     return value
 

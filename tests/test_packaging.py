@@ -16,7 +16,7 @@ import sys
 class Missing:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in {names}:
-            raise ModuleNotFoundError(name)
+            raise ModuleNotFoundError(name, name=name)
 import importlib.util
 found = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *more: None if name.split(".")[0] in {names} else found(name, *more)
@@ -64,3 +64,12 @@ def test_a_script_next_to_a_clone_imports_the_package(tmp_path: Path) -> None:
     # An editable installation puts that folder on the path.
     variables = os.environ | {"PYTHONPATH": str(source)}
     subprocess.run([sys.executable, "script.py"], cwd=tmp_path, env=variables, check=True)
+
+
+def test_an_import_that_lacks_torch_names_what_to_install(tmp_path: Path) -> None:
+    script = WITHOUT.split("from batchbound.cli")[0]
+    done = subprocess.run(
+        [sys.executable, "-c", script.format(names=("torch",)) + "from batchbound import LLM"],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stderr.endswith("batchbound.LLM needs torch: in the clone, run `pip install '.[engine]'`\n")

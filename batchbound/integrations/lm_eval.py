@@ -48,7 +48,8 @@ class BatchboundLM(HFLM):  # type: ignore[misc]
     """
 
     def __init__(self, *arguments: Any, slots: int | str | None = None, **options: Any) -> None:
-        self._slots = None if slots is None else limit_of("slots", int(slots), 1)
+        stated: Any = int(slots) if isinstance(slots, str) and slots.isdecimal() else slots
+        self._slots = None if stated is None else limit_of("slots", stated, 1)
         super().__init__(*arguments, **options)
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
