@@ -13,6 +13,7 @@ from .data.costs.link import FREE_LINK, Link
 from .data.files.disk import InputError
 from .data.files.kinds import is_of_kind
 from .data.files.outputs import refuse_outputs
+from .data.files.record import record
 from .data.fleet import Fleet
 from .data.iteration_plan import IterationPlan, load_plan
 from .data.plan import Plan
@@ -26,6 +27,7 @@ from .data.schedule import Violation
 from .data.trace import PLANNED, Trace
 from .executor.profiling.validate import Validation, validate_run, validate_trace
 from .executor.reports.report import model_seconds, run_bound_of, served_part
+from .gain import KEPT, Gain
 from .heuristics.iterations.replay import mismatches
 from .inputs import read_cost, read_inputs
 from .judging import verify
@@ -65,9 +67,9 @@ class VerifiedRun:
     """Bound of a run whose plan knew no lengths.
 
     trace: File of the run.
-    bound: Bound of its completions, by costs fitted to its stages, else by the plan's.
+    bound: Bound of its completions, by the costs of its end screen, else by the plan's.
     seconds: Seconds of its stages by these costs.
-    fitted: Whether its own stages fit costs.
+    fitted: Whether its stages fit costs.
     """
 
     trace: Path
@@ -123,11 +125,18 @@ def verify_file(options: VerifyOptions) -> Verified | Compared:
             raise InputError("holds no tree of prompts", file=options.plan, hint=hint)
         again = _of_prompts(plan, tree.unit, options)
         wrong = again if isinstance(again, Violation) else verify(again)
-        return Verified(plan, wrong, from_prompts=True)
+        return replace(_of_run(plan, options), violation=wrong, from_prompts=True)
     if isinstance(plan, Plan) and plan.claim is None:
-        trace = trace_of(options.plan) if plan.lengths_unknown and len(plan.fleet.replicas) == 1 else None
-        return Verified(plan, None) if trace is None else _verified_run(plan, trace)
+        return _of_run(plan, options)
     return Verified(plan, verify(plan))
+
+
+def _of_run(plan: Plan | IterationPlan, options: VerifyOptions) -> Verified:
+    """Verify the bound of a run whose plan claims none."""
+    if not isinstance(plan, Plan) or plan.claim is not None or not plan.lengths_unknown:
+        return Verified(plan, None)
+    trace = trace_of(options.plan) if len(plan.fleet.replicas) == 1 else None
+    return Verified(plan, None) if trace is None else _verified_run(plan, trace)
 
 
 def _verified_run(plan: Plan, path: Path) -> Verified:
@@ -136,15 +145,18 @@ def _verified_run(plan: Plan, path: Path) -> Verified:
     served = served_part(plan.fleet, [trace])
     if served is None or trace.engine.get(PLANNED, plan.schedule_digest()) != plan.schedule_digest():
         return Verified(plan, None)
-    found = costs_of(trace)
-    problem = served.problem() if found is None else replace(served.problem(), cost=found.cost)
+    kept, found = trace.engine.get(KEPT), costs_of(trace)
+    # The end screen has told a bound at these costs.
+    own = None if kept is None else record(Gain, kept).cost
+    own = own or (None if found is None else found.cost)
+    problem = served.problem() if own is None else replace(served.problem(), cost=own)
     fleet = Fleet.of(problem, 1)
     prove = work_bound if trace.evictions else lambda fleet: proven_bound(fleet.problem())
     bound = run_bound_of(fleet, [trace], prove)
     if bound is None:
         return Verified(plan, None)
     seconds = model_seconds(problem.cost, trace, overheads=False)
-    run = VerifiedRun(path, bound, seconds, found is not None)
+    run = VerifiedRun(path, bound, seconds, own is not None)
     if bound.certificate.get("kind") == "common beginnings":
         return Verified(plan, verify_counted_bound(problem, trace.distinct_tokens or 0, bound), run)
     return Verified(plan, verify_fleet_bound(fleet, bound), run)

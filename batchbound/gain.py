@@ -120,6 +120,7 @@ class Gain:
     within: Least and largest fraction saved by costs that are fitted without a fifth of the run; None if
         they are not fitted to it.
     replicas: Number of engines. Steps and stages of several are those of the one that ends last.
+    cost: Costs of the other lines and of the bound; None for several engines.
     """
 
     requests: int
@@ -138,6 +139,7 @@ class Gain:
     missed: float | None = None
     within: tuple[float, float] | None = None
     replicas: int = 1
+    cost: CostModel | None = None
 
     @property
     def saved(self) -> float:
@@ -156,6 +158,11 @@ class Gain:
             return 0.0
         return 1 - self.known.seconds / self.this_run.seconds
 
+    def _saved_note(self) -> str:
+        if self.within is None and self.missed is not None and abs(self.missed) > abs(self.saved) >= EQUAL:
+            return "no clear difference"
+        return _less_time(self.saved, *(self.within or ()))
+
     def lines(self, *, repeats: bool) -> list[GainLine]:
         """Return the lines of the end screen: first come, this run, known lengths, least possible.
 
@@ -164,7 +171,7 @@ class Gain:
         first, ours, known = self.first_come, self.this_run, self.known
         lines = [
             GainLine("first come, first served", first, first.seconds, "simulated"),
-            GainLine("this run", ours, ours.seconds, _less_time(self.saved, *(self.within or ()))),
+            GainLine("this run", ours, ours.seconds, self._saved_note()),
         ]
         if known is not None and not self.at_once:
             note = _known_note(self, repeats=repeats)
@@ -181,6 +188,8 @@ def _less_time(*shares: float) -> str:
         return "no gain"
     if low == high:
         return f"{abs(low)}% {'less' if low > 0 else 'more'} time"
+    if low < 0 < high:
+        return f"{-low}% more to {high}% less"
     return f"{-high} to {-low}% more time" if high <= 0 else f"{low} to {high}% less time"
 
 
@@ -254,6 +263,7 @@ def gain_and_plan(
         prompt_tokens=int(free.prompt_tokens.sum()),
         missed=pace_of([(cost, trace)])[1],
         within=_saved_within(trace, first),
+        cost=cost,
     )
     return gain, plan
 

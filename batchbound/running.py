@@ -130,6 +130,15 @@ def _run_once(
         options.refuse(others, "on a plan, which fixes it", hint, file=options.plan)
         if options.slots is not None:
             tell(f"--slots has no effect: the plan fixes its slots; plan again for {options.slots}")
+        plan = Plan.load(options.plan)
+        if (
+            options.policy is None
+            and options.replicas in (None, 1)
+            and not options.pinned
+            and not plan.followed
+        ):
+            # An order by caps loses to file order where completions end far below them.
+            options = replace(options, policy=policy_of(plan))
     if options.repeatable:
         options = replace(options, params=replace(options.tuned, repeatable=True))
     begun = False

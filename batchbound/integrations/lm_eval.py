@@ -55,15 +55,29 @@ class BatchboundLM(HFLM):  # type: ignore[misc]
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         """Return the completions of requests, each up to its stop texts."""
         eos = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
-        try:
-            own = [self._asked(request.args[1], eos) for request in requests]
-            refused = "" if self.mixed_precision_dtype is None else "mixed precision"
-        except ValueError as error:
-            own, refused = [], str(error)
-        if refused:
-            _log.warning("%s: generating with hf", refused)
-            generated: list[str] = super().generate_until(requests, disable_tqdm=disable_tqdm)
-            return generated
+        own, refused, texts = dict[int, tuple[Sampling, int]](), "mixed precision", [""] * len(requests)
+        for index, request in enumerate(requests) if self.mixed_precision_dtype is None else ():
+            try:
+                own[index] = self._asked(request.args[1], eos)
+            except ValueError as error:
+                refused = str(error)
+        left = [index for index in range(len(requests)) if index not in own]
+        if left:
+            which = f"{len(left):,} of {len(requests):,} requests"
+            _log.warning("%s: generating %s with hf", refused, which)
+            theirs = super().generate_until([requests[index] for index in left], disable_tqdm=disable_tqdm)
+            for index, text in zip(left, theirs, strict=True):
+                texts[index] = text
+        if own:
+            ours = self._generated([requests[index] for index in own], [*own.values()], disable_tqdm)
+            for index, text in zip(own, ours, strict=True):
+                texts[index] = text
+        return texts
+
+    def _generated(
+        self, requests: list[Any], own: list[tuple[Sampling, int]], disable_tqdm: bool
+    ) -> list[str]:
+        """Return the completions that the engine generates."""
         prompts = [
             self._prompt(request.args[0], most) for request, (_, most) in zip(requests, own, strict=True)
         ]
@@ -86,8 +100,7 @@ class BatchboundLM(HFLM):  # type: ignore[misc]
                 cut += done.finish_reason == "length"
                 self.cache_hook.add_partial("generate_until", (context, settings), text)
                 bar.update(1)
-        if requests:
-            _log.info("batchbound: %s", _gain(llm.report(), prompts, tokens, cut))
+        _log.info("batchbound: %s", _gain(llm.report(), prompts, tokens, cut))
         return texts
 
     def _loglikelihood_tokens(

@@ -195,9 +195,15 @@ def _check_same_job(path: Path, options: JobOptions, kept: int) -> None:
         "--model" if options.tokenizer is None else "--tokenizer": not counts_alike(
             _seen_from(planned.tokenizer, path.parent), options.tokenizer or options.source.model
         ),
-        # What a column holds depends on the model's chat template.
-        "--prompt-column": options.columns_of(options.tokenizer or options.model) != planned.columns,
     }
+    # What a column holds depends on the model's chat template.
+    asked, had = options.columns_of(options.tokenizer or options.model), planned.columns
+    if asked is not None and had is not None:
+        differing |= {
+            "--id-column": asked.id != had.id,
+            "--max-tokens-column": asked.max_tokens != had.max_tokens,
+        }
+    differing["--prompt-column"] = asked != had
     for option in (name for name, differs in differing.items() if differs):
         raise InputError(f"was planned with another {option}", file=path, hint=hint)
 

@@ -37,7 +37,7 @@ def show_verified(verified: Verified | Compared, options: VerifyOptions) -> int:
         return 0
     if verified.run is not None:
         run = verified.run
-        own, kept = "the costs of this run's stages", "the plan's costs, as this run's stages fit none"
+        own, kept = "the costs of its end screen", "the plan's costs, as its stages fit none"
         costs = own if run.fitted else kept
         _say(
             options,

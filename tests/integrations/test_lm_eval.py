@@ -91,12 +91,16 @@ def test_settings_that_only_hf_knows_are_generated_as_hf_does(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     hf, own = models(tmp_path)
-    asked = [request(context, until=[], max_gen_toks=5, num_beams=2) for context in CONTEXTS[:2]]
+    plain = [request(context, until=[], max_gen_toks=5) for context in CONTEXTS[:2]]
+    beams = [request(context, until=[], max_gen_toks=5, num_beams=2) for context in CONTEXTS[:2]]
 
-    texts = own.generate_until(asked, disable_tqdm=True)
+    with caplog.at_level("INFO"):
+        texts = own.generate_until([plain[0], beams[0], plain[1], beams[1]], disable_tqdm=True)
 
-    assert texts == hf.generate_until(asked, disable_tqdm=True)
-    assert "asks for num_beams=2, which is not served: generating with hf" in caplog.text
+    one, two = (hf.generate_until(asked, disable_tqdm=True) for asked in (plain, beams))
+    assert texts == [one[0], two[0], one[1], two[1]]
+    assert "num_beams=2, which is not served: generating 2 of 4 requests with hf" in caplog.text
+    assert "batchbound: 2 completions" in caplog.text
 
 
 EDGES: list[dict[str, Any]] = [
