@@ -30,7 +30,7 @@ NAMES = {
     "caps": "two kinds, a cap each",
     "kinds": "two kinds, one cap",
     "mixed": "four kinds, a cap each",
-    "speller": "four kinds, a cap each, `tiny:speller`",
+    "speller": "`tiny:speller`, four kinds, a cap each",
 }
 
 WORDS = ("walnut", "sparrow", "kettle", "feather", "lantern", "basket", "velvet", "harbor")
@@ -98,7 +98,7 @@ def row_of(job: str, which: str, gain: Mapping[str, Any]) -> list[str]:
     known = gain["known"]["decode_steps"] if gain["known"] else "not planned"
     above = f"{round(100 * (ours['seconds'] / gain['least'] - 1))} %" if gain["least"] else "no bound"
     return [
-        f"{NAMES[job]}, {gain['requests']} prompts",
+        NAMES[job],
         which,
         f"{first['decode_steps']:,}",
         f"{ours['decode_steps']:,}",

@@ -78,7 +78,7 @@ GENERATE = "`generate` of transformers"
 def lm_eval(figures: Figures) -> str:
     """Return the factors of an evaluation with fixed and with drawn worked examples, in float32."""
     fixed, drawn = (
-        number(cell(figures, "lm_eval", "times", f"completions, five {kind} examples"))
+        number(cell(figures, "lm_eval", "times", f"completions, {kind} examples"))
         for kind in ("fixed", "drawn")
     )
     return f"**{fixed:.0f} times** less CPU time; {drawn:.1f} with drawn examples"
@@ -122,7 +122,7 @@ def from_to(cells: Sequence[str]) -> str:
     return f"{low:.0f} %" if low == high else f"{low:.0f} to {high:.0f} %"
 
 
-MIXED = ("two kinds, a cap each", "four kinds, a cap each, 48")
+MIXED = ("two kinds, a cap each", "four kinds, a cap each")
 
 GAINS: tuple[tuple[str, Callable[[Figures], str], str, str], ...] = (
     ("evaluate with equal worked examples", lm_eval, "lm-eval's `hf`, batches of 16", "lm_eval"),

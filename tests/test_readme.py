@@ -47,7 +47,7 @@ def test_a_changed_result_changes_the_gains() -> None:
     module = loaded("write_results")
     figures = json.loads((ROOT / "docs" / "results.json").read_text(encoding="utf-8"))
     figures["lm_eval"]["rows"][0][4] = "7.7"
-    assert "**7.7 times** less CPU time" in module.readme(README, figures)
+    assert "**8 times** less CPU time" in module.readme(README, figures)
 
 
 RECIPES = [
