@@ -404,6 +404,8 @@ def test_an_iteration_that_no_simulation_has_is_no_loss() -> None:
         "    2 s; no gain",
         "    no better order found",
     ]
+    # Of several, the share is printed, whatever their cause.
+    assert server_lines(counts | {"iterations": 28}, "here", None, planned=False)[2].endswith("2 s; 12% more")
 
 
 def test_shares_are_those_of_the_printed_numbers() -> None:
