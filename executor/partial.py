@@ -24,7 +24,7 @@ class Until:
     share
         Finished share of this call's completions, above 0 and at most 1.
     groups
-        Prompts with all completions of this call finished.
+        Prompts with all completions of this call finished; a call with fewer prompts waits for all.
     when
         Function of a prompt's finished completions, true for example if their rewards differ. ``groups``
         counts prompts for which it is true; by default one is enough.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 import os
 from collections import defaultdict
@@ -21,9 +22,11 @@ from .completion import Completion
 from .llm import DEFAULT_MAX_TOKENS, LLM, Prompt
 from .models.source import position_limit
 from .models.wrapped import unwrapped
-from .partial import Partial
+from .partial import Partial, Until
 from .rollout_files import RolloutFiles
 from .tool_turns import ToolTurns
+
+_LOG = logging.getLogger(__name__)
 
 
 class Rollout(TypedDict):
@@ -86,8 +89,8 @@ def rollout_function(
         decides by the lengths seen. Further processes write ``FILE.1`` and so on; all read each other's.
         ``plan --lengths history:FILE`` reads it, too.
     log
-        Table of each call's lengths, for example ``steps.csv``, to which calls are added. Further processes
-        write ``steps.1.csv`` and so on. ``simulate steps.csv --steps step --hidden-lengths`` reads it.
+        Table of each call's lengths, for example ``steps.csv``; an existing one gets further steps. Further
+        processes write ``steps.1.csv`` and so on. Read by ``simulate steps.csv --steps step --hidden-lengths``.
     tool_seconds
         Time limit of a tool call in seconds; the model reads an error after it. Tools are the trainer's
         ``tools`` and the methods of its environments. Their calls run on threads while other completions
@@ -228,7 +231,10 @@ class _Rollouts:
     def _settings(self, prompts: Sequence[Prompt], trainer: object) -> tuple[RolloutSettings, dict[str, Any]]:
         settings = RolloutSettings.of(trainer, self.max_tokens, self.sampling)
         refuse_other_model(trainer, self.engine)
-        seed = seed_of_call(settings.sampling.seed or 0, settings.process, settings.step, next(self.calls))
+        call = next(self.calls)
+        if not call:
+            _warn(prompts, settings.sampling, self.how["until"])
+        seed = seed_of_call(settings.sampling.seed or 0, settings.process, settings.step, call)
         expected = self.files.expected(prompts, settings.max_tokens)
         how = {"sampling": replace(settings.sampling, seed=seed), "expected_tokens": expected}
         return settings, {**self.how, **how}
@@ -273,6 +279,17 @@ class _Rollouts:
                 break
         drawn.close()  # type: ignore[attr-defined]
         return done
+
+
+def _warn(prompts: Sequence[Prompt], sampling: Sampling, until: Until | None) -> None:
+    """Warn of settings that serve a first call, but are hardly meant."""
+    groups = len({prompt_key(prompt) for prompt in prompts})
+    if sampling.greedy and groups < len(prompts):
+        _LOG.warning(
+            "temperature 0: all completions of a group are the same, and their rewards teach nothing"
+        )
+    if until is not None and until.groups is not None and until.groups > groups:
+        _LOG.warning("a step has %d groups, fewer than groups=%d: it waits for all", groups, until.groups)
 
 
 def _columns(completions: Mapping[int, Completion]) -> Rollout:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import logging
 import os
 import time
 from collections.abc import Iterable, Sequence
@@ -22,6 +23,8 @@ _COLUMNS = (
     *("generation_seconds", "seconds_before"),
 )
 
+_LOG = logging.getLogger(__name__)
+
 FilePath = str | os.PathLike[str]
 
 
@@ -40,8 +43,8 @@ class RolloutFiles:
         self._began = self._ended = time.perf_counter()
         # Checked before the call, as a failure after it would lose its completions.
         refuse_outputs([path for path in (self._history, self._log) if path is not None], True)
-        if self._log is not None:
-            _next_step(self._log)
+        if self._log is not None and (steps := _next_step(self._log)):
+            _LOG.warning("%s has %d steps of an earlier training: those of this one are added", log, steps)
 
     def expected(self, prompts: Sequence[Any], longest: int) -> list[int] | None:
         """Return expected tokens of each completion by the history, if there is one."""

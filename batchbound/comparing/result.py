@@ -48,7 +48,7 @@ class Measurement:
     """Outcome of one solver on one instance.
 
     value: Makespan in seconds, or objective of a linear model; None without a solution.
-    bound: Lower bound that the solver proved, or None.
+    bound: Best lower bound proven in the run, by the solver or by us; None without one.
     gap: Gap to the best valid bound, as a fraction; None without one.
     seconds: Wall-clock seconds of the solver, or None if unknown.
     status, stopped_by: Outcome, and reason for the end.

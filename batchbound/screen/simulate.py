@@ -25,7 +25,8 @@ def show(simulation: Simulation, options: SimulateOptions) -> int:
             "no seconds, and shares at the costs of a LLaMA-65B" if isinstance(report, dict) else "no seconds"
         )
         what = "seconds are those of a LLaMA-65B" if options.json else what
-        note(f"no --cost: {what}; --model M takes the costs that a run of M kept")
+        tell = note if options.json else say
+        tell(f"no --cost: {what}; --model M takes the costs that a run of M kept")
     if not isinstance(report, dict):
         if simulation.assumes_costs and not options.json:
             show_rows(rows_without_costs(report))

@@ -84,13 +84,13 @@ def test_a_simulation_without_costs_prints_counts_and_no_seconds(
         words = ["simulate", *table[1:], *more]
         assert main(words) == 0
         said = capsys.readouterr()
-        assert "no --cost: " in said.err
-        assert what in said.err
+        assert "no --cost: " in said.out
+        assert what in said.out
         assert not re.search(r"\d m?s\b", said.out)
         assert "prefill stages" in said.out
         assert main([*words, "--cost", "paper"]) == 0
         said = capsys.readouterr()
-        assert "no --cost" not in said.err
+        assert "no --cost" not in said.out
         assert re.search(r"\d m?s\b", said.out)
 
 

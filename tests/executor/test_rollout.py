@@ -263,3 +263,25 @@ def test_oversampling_keeps_the_first_to_end(engine: LLM) -> None:
     assert engine.report().run_gap is not None
     with pytest.raises(ValueError, match="oversample must be a number of at least 1"):
         rollout_function(engine, oversample=0.5)
+
+
+def test_settings_that_are_hardly_meant_are_warned_of_once(
+    engine: LLM, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "steps.csv"
+    greedy = trainer_of(engine, temperature=0.0, top_p=1.0)
+    rollout = rollout_function(engine, until=Until(groups=3), log=path)
+    rollout(PROMPTS[:2] * 2, greedy)
+    rollout(PROMPTS[:2] * 2, greedy)
+    rollout_function(engine, log=path)
+    texts = [
+        record.message for record in caplog.records if record.name.startswith("batchbound.executor.rollout")
+    ]
+    assert [text.split(":")[0] for text in texts[:2]] == [
+        "temperature 0",
+        "a step has 2 groups, fewer than groups=3",
+    ]
+    assert texts[2:] == [f"{path} has 2 steps of an earlier training: those of this one are added"]
+    caplog.clear()
+    rollout_function(engine)(PROMPTS[:2] * 2, trainer_of(engine))
+    assert not [record for record in caplog.records if record.name.startswith("batchbound.executor.rollout")]
