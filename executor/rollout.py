@@ -90,7 +90,7 @@ def rollout_function(
         ``plan --lengths history:FILE`` reads it, too.
     log
         Table of each call's lengths, for example ``steps.csv``; an existing one gets further steps. Further
-        processes write ``steps.1.csv`` and so on. Read by ``simulate steps.csv --steps step --hidden-lengths``.
+        processes write ``steps.1.csv`` and so on. ``simulate steps.csv --steps step`` reads it.
     tool_seconds
         Time limit of a tool call in seconds; the model reads an error after it. Tools are the trainer's
         ``tools`` and the methods of its environments. Their calls run on threads while other completions
