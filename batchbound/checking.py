@@ -146,7 +146,7 @@ def _verified_run(plan: Plan, path: Path) -> Verified:
     if served is None or trace.engine.get(PLANNED, plan.schedule_digest()) != plan.schedule_digest():
         return Verified(plan, None)
     kept, found = trace.engine.get(KEPT), costs_of(trace)
-    # The end screen has told a bound at these costs.
+    # The end screen has a bound at these costs.
     own = None if kept is None else record(Gain, kept).cost
     own = own or (None if found is None else found.cost)
     problem = served.problem() if own is None else replace(served.problem(), cost=own)

@@ -281,7 +281,7 @@ def _first_come(served: Fleet, fleet: Fleet, params: GainParams) -> Trace:
 def _careful_cost(trace: Trace, first: Trace, own: CostModel, stated: CostModel) -> CostModel:
     """Return the costs by which the run saved less: its own, or the plan's if they fit the run as well.
 
-    A run of few large stages tells little of the many small ones of first come, first served; the plan's
+    A run of few large stages shows little of the many small ones of first come, first served; the plan's
     costs may come from a run that had some.
     """
     if _misfit(stated, trace) > _AS_WELL * max(_misfit(own, trace), _WELL):

@@ -123,7 +123,9 @@ def report_file(options: ReportOptions) -> Reported | ReportedServers:
     if not paths:
         stem = Path(path).name.removesuffix(".plan.json")
         journal = next(Path(path).parent.glob(f"{glob.escape(stem)}.*.journal"), None)
-        which = "no run is named or beside it" if journal is None else f"its run has not ended ({journal})"
+        which = (
+            "no run is named or in its folder" if journal is None else f"its run has not ended ({journal})"
+        )
         note(f"{path}: {which}; these are the plan's own figures, simulated")
     endings = Endings.of(traces[0].engine.get("endings"))
     reported = Reported(plan, traces, judged, _gain_of(plan, traces) if measured else None, endings)
@@ -181,7 +183,7 @@ def _first_come_panel(plan: Plan, traces: Sequence[Trace], judged: Report) -> li
 
 
 def _gain_of(plan: Plan, traces: Sequence[Trace]) -> Gain | None:
-    """Return the gain of a run without an execution configuration: the one that it told, or a new one."""
+    """Return the gain of a run without an execution configuration, as it was kept or computed now."""
     if plan.configuration is not None:
         return None
     if (kept := traces[0].engine.get(KEPT)) is not None:

@@ -301,7 +301,7 @@ def traced(
     named = replace(run, run=run_name, assumptions=assumptions)
     if beginnings is None or not len(run):
         return named
-    unknown = Assumption(DISTINCT, "broken", "the prompts share beginnings whose tokens are unknown")
+    unknown = Assumption(DISTINCT, "broken", "the prompts share beginnings of unknown tokens")
     shared = replace(named, assumptions=(*assumptions, unknown)) if len(beginnings.tree.parent) else named
     if not beginnings.exact or beginnings.request is not None:
         return shared

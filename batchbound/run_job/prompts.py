@@ -196,7 +196,7 @@ def _check_same_job(path: Path, options: JobOptions, kept: int) -> None:
             _seen_from(planned.tokenizer, path.parent), options.tokenizer or options.source.model
         ),
     }
-    # What a column holds depends on the model's chat template.
+    # The content of a column depends on the model's chat template.
     asked, had = options.columns_of(options.tokenizer or options.model), planned.columns
     if asked is not None and had is not None:
         differing |= {

@@ -36,8 +36,8 @@ def show(reported: Reported | ReportedServers, options: ReportOptions) -> int:
         if endings.retry is not None:
             say(f"  the same run with {endings.retry} completes these alone")
     # One run has one bound on the screen: the lines above have it at the run's own costs.
-    told = reported.plan.provenance.assumes_costs or (reported.gain is not None and not is_verbose())
-    if told and not options.json:
+    is_shown = reported.plan.provenance.assumes_costs or (reported.gain is not None and not is_verbose())
+    if is_shown and not options.json:
         show_rows(rows_without_costs(reported.report))
     else:
         show_report(reported.report, as_json=options.json)

@@ -16,7 +16,7 @@ _NOTE_WIDTH = 40
 """Columns right of a line's number."""
 
 _TIME, _PREFILL = "time", "prefill"
-"""Units of a share beside that of iterations."""
+"""Units of a second share, after that of iterations."""
 
 
 def server_lines(
@@ -150,10 +150,10 @@ def _this_run(figures: Mapping[str, Any], simulated: Mapping[str, int], taken: i
 def _saving(measured: float, simulated: Mapping[str, float]) -> float | None:
     """Return the share saved against file order; None where the simulation of this order disagrees."""
     first = simulated["file order"]
-    share, alike = (1 - count / first for count in (measured, simulated.get("as sent", measured)))
-    if max(abs(share), abs(alike)) < _EQUAL:
+    share, of_order = (1 - count / first for count in (measured, simulated.get("as sent", measured)))
+    if max(abs(share), abs(of_order)) < _EQUAL:
         return 0.0
-    return share if share * alike > 0 and abs(alike) >= _EQUAL else None
+    return share if share * of_order > 0 and abs(of_order) >= _EQUAL else None
 
 
 def _change(measured: float, simulated: Mapping[str, float]) -> float:

@@ -235,7 +235,7 @@ class ServerRun:
 
     @property
     def counted_beside(self) -> str | None:
-        """Sentence on what the servers counted beside these requests; None for nothing known."""
+        """Sentence on other work in the servers' counts; None for none known."""
         if self.abandoned:
             requests = "1 request was" if self.abandoned == 1 else f"{self.abandoned:,} requests were"
             return f"{requests} in progress at the deadline: counts include them, and no orders are compared"

@@ -103,7 +103,7 @@ class IterationAudit:
 
     @property
     def far(self) -> str | None:
-        """Sentence on a simulation that is far from what the server counted; else None."""
+        """Sentence on a simulation far from the server's count; else None."""
         sent = self.simulated.get("as sent")
         if sent is None or self.counted is None or abs(self.counted / sent.iterations - 1) <= _FAR:
             return None

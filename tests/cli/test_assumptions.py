@@ -207,7 +207,7 @@ def test_a_run_that_lost_its_shared_beginnings_does_not_bound_orders_that_keep_t
     unsure = replace(run, assumptions=())
     # Blocks of a model that may have windows tell nothing of what another order reuses.
     assert sequences_of(unsure).cached.tolist() == [2] * 8
-    untold = Assumption(DISTINCT, "broken", "the prompts share beginnings whose tokens are unknown")
+    untold = Assumption(DISTINCT, "broken", "the prompts share beginnings of unknown tokens")
     assert sequences_of(replace(run, tree=None, assumptions=(untold,))).cached.tolist() == [2] * 8
     assert sequences_of(replace(run, tree=None)).cached.tolist() == [0] * 8
 
