@@ -17,7 +17,7 @@ test: style
 
 # The same with every test that needs no GPU. Tests of Ray and of servers mostly wait: a third process fills two cores.
 test-all: style
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 3 -m "not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 3 --dist worksteal -m "not gpu"
 
 # The fast tests on the lowest versions that pyproject.toml declares, of those that come as wheels. TORCH names
 # another torch where the lowest is not to be had: make test-lowest TORCH=torch==2.13.0. What old libraries warn of

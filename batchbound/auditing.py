@@ -57,6 +57,7 @@ from .models.certificates.iterations import verify_iteration_seconds, verify_ite
 from .models.iterations.layer_cost import LayerCost
 from .options.judging import AuditOptions
 from .options.option import takes
+from .run_job.beginnings import fitted_rates
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -213,9 +214,11 @@ def _server_run(options: AuditOptions) -> Audit:
         options.kv_tokens or (sum(room) if len(room) == count else None),
         options.block_tokens or (next(iter(blocks)) or 16 if len(blocks) == 1 else 1),
     )
+    shares = ran.tree is not None and len(ran.tree.parent) > 0
+    rates = fitted_rates(ran, limits) if shares else None
     try:
         known_budget, known_kv = options.batched_tokens is not None, options.kv_tokens is not None
-        found = audit_iterations(ran, limits, budget_known=known_budget, kv_stated=known_kv)
+        found = audit_iterations(ran, limits, budget_known=known_budget, kv_stated=known_kv, rates=rates)
     except ValueError as error:
         raise InputError(str(error), file=options.run, hint="Nothing can be audited.") from None
     _confirm(verify_iterations(found.sequences, found.limits, found.bound, found.drafts))
@@ -240,6 +243,10 @@ def _server_run(options: AuditOptions) -> Audit:
     if no_seconds:
         claims, defect = found.assumptions, found.is_defect
         return Audit(tables, remarks, lost, claims=claims, is_defect=defect, cache=cache)
+    if shares or any(assumption.name == DISTINCT for assumption in ran.assumptions):
+        tables, why = _cached_seconds(tables, ran, found.prompts, rates)
+        claims, defect = found.assumptions, found.is_defect
+        return Audit(tables, (*remarks, why), lost, rates=rates, claims=claims, is_defect=defect, cache=cache)
     done = np.flatnonzero(ran.failed == 0)
     request = np.repeat(np.arange(len(done)), ran.choices[done])
     job = TimedJob(found.sequences, request, ran.sent[done], ran.finished[done])
@@ -249,6 +256,29 @@ def _server_run(options: AuditOptions) -> Audit:
     remarks = (*remarks, *audit.assumptions)
     lost = (*lost, *audit.losses)
     return replace(audit, losses=lost, assumptions=remarks, claims=found.assumptions, cache=cache)
+
+
+def _cached_seconds(
+    tables: Mapping[str, Mapping[str, object]],
+    ran: ServerRun,
+    prompts: PromptAudit | None,
+    rates: IterationRates | None,
+) -> tuple[dict[str, Mapping[str, object]], str]:
+    """Add estimated seconds of the simulated orders on a prefix cache; return a remark on them."""
+    if rates is None or prompts is None or not prompts.runs:
+        return dict(tables), "no seconds: no linear cost of an iteration fits this run on its prefix cache"
+    seconds: dict[str, object] = {"measured": ran.makespan, "error of the estimate (share)": rates.error}
+    seconds |= {
+        f"simulated, {_STANDS.get(name, name)}": run.seconds(rates) for name, run in prompts.runs.items()
+    }
+    fitted = {
+        "each": rates.iterations,
+        "and a decode": rates.decodes,
+        "and a prompt token computed": rates.prompt_tokens,
+        "and a token of KV cache read": rates.kv_tokens,
+    }
+    shown = {**tables, "seconds": seconds, "seconds of an iteration, fitted": fitted}
+    return shown, f"seconds are estimated on the prefix cache, with an error of {rates.error or 0.0:.0%}"
 
 
 def _counted(

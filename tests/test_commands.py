@@ -27,7 +27,8 @@ ELSEWHERE = {
     "batchbound run plan.json --replan PROFILE": "executor/test_layer_profiling.py",
     "batchbound validate RUN --profile FOLDER": "executor/test_validate.py",
     "batchbound --print-completion bash >> ~/.bashrc": "cli/test_completion.py",
-    "batchbound profile --model MODEL --dtype float32 -o costs.json": "test_readme.py",
+    "batchbound profile --model MODEL --dtype float32 --slots 16 --prompt-tokens 256 --points 3 --repeats 1"
+    " -o costs.json": "test_readme.py",
     "batchbound profile --model MODEL -o cost.json": "test_readme.py",
     "batchbound replay data/instances/arena/gsm8k-kv-total.json --server http://localhost:8000"
     " --policy sorted-f -o mine.json": "cli/test_replay.py",

@@ -37,7 +37,10 @@ if TYPE_CHECKING:
     from ..executor.models.tokenizers import Tokenizer
 
 COUNTS_ALL = Assumption(COLD_CACHE, "stated", "the engine keeps no prompts")
-UNCOUNTED = "no tokenizer counts the prompts: their tokens are estimated, and the bound takes one of each"
+UNCOUNTED = (
+    "no tokenizer counts the prompts (--tokenizer or --model): their tokens are estimated, what they share is"
+    " left out, and the bound takes one of each"
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

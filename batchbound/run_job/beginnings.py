@@ -319,7 +319,15 @@ def traced(
 
 
 def keep_rates(run: ServerRun, limits: EngineLimits, facts: Sequence[ServerFacts]) -> IterationRates | None:
-    """Fit a run's seconds of an iteration on its prefix cache, and keep them for the next run.
+    """Fit a run's seconds of an iteration on its prefix cache, and keep them for the next run."""
+    rates = fitted_rates(run, limits)
+    if rates is not None:
+        CostCache.of_user().keep_server(facts[0].url, facts[0].models, rates)
+    return rates
+
+
+def fitted_rates(run: ServerRun, limits: EngineLimits) -> IterationRates | None:
+    """Fit a run's seconds of an iteration on its prefix cache.
 
     Returns None without a shared beginning, for several engines, after an outage, or without a linear fit.
     """
@@ -343,6 +351,4 @@ def keep_rates(run: ServerRun, limits: EngineLimits, facts: Sequence[ServerFacts
     if not fit.rates.iterations or not fit.rates.prompt_tokens:
         # The run did not tell the two apart, and an order weighs one against the other.
         return None
-    rates = IterationRates(**fit.rates.rates, source="fitted to a run", error=fit.error)
-    CostCache.of_user().keep_server(facts[0].url, facts[0].models, rates)
-    return rates
+    return IterationRates(**fit.rates.rates, source="fitted to a run", error=fit.error)

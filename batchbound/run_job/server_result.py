@@ -132,8 +132,11 @@ class ServerResult:
             "assumptions": [asdict(one) for one in audit.assumptions],
             "assuming": assumed_line(audit.assumptions),
             "bound_certificate": dict(audit.bound.certificate),
+            "abandoned": run.abandoned,
             "bound_slots": audit.limits.sequences,
-            "gap": None if audit.counted is None or audit.broken else audit.bound.gap(audit.counted),
+            "gap": None
+            if audit.counted is None or audit.broken or run.abandoned
+            else audit.bound.gap(audit.counted),
             "simulated_iterations": {name: one.iterations for name, one in audit.simulated.items()},
             "comparable": audit.comparable and not run.counted_beside,
             "losses": audit.losses,

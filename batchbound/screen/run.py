@@ -161,7 +161,7 @@ def _say_cut(endings: Endings | None) -> None:
         return
     say(endings.line)
     if endings.retry is not None:
-        for line in command_lines("  under a higher cap:", typed_retry(endings.retry)):
+        for line in command_lines("  all under a higher cap:", typed_retry(endings.retry)):
             say(line)
 
 

@@ -238,7 +238,12 @@ class ServerRun:
         """Sentence on other work in the servers' counts; None for none known."""
         if self.abandoned:
             requests = "1 request was" if self.abandoned == 1 else f"{self.abandoned:,} requests were"
-            return f"{requests} in progress at the deadline: counts include them, and no orders are compared"
+            counts = [server.generated for server in self.servers if server.generated is not None]
+            lost = max(0, sum(counts) - int(self.completion_tokens.sum())) if not self.retries else 0
+            gone = f"their {lost:,} tokens are lost, " if lost and len(counts) == len(self.servers) else ""
+            return (
+                f"{requests} in progress at the deadline: {gone}counts include them, and nothing is compared"
+            )
         if others := self.tokens_of_others:
             return f"the servers generated {others:,} tokens of other clients meanwhile: counts include them"
         return None

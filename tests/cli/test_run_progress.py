@@ -123,6 +123,6 @@ def test_what_no_cap_limits_is_named_before_and_while_it_runs(
     ]
     assert min(lengths) > 100
     assert said.count("passed 100 tokens") == 1
-    assert "r0, r1 passed 100 tokens; --longest-completion limits completions" in said
+    assert "r0, r1 passed 100 tokens: a cap needs another --output" in said
     assert main(["run", "prompts.jsonl", *model, "--longest-completion", "9", "-o", "short.jsonl"]) == 0
     assert "no max_tokens" not in capsys.readouterr().err

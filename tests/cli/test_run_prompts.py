@@ -200,7 +200,7 @@ def test_the_end_screen_fits_and_gives_the_next_command(
     ]
     assert lines[-4] == "answers.jsonl, trace.jsonl   details: batchbound report answers.plan.json"
     assert lines[-3] == "3 of 3 completions were cut at a cap of at most 9 tokens"
-    assert lines[-2].startswith("  under a higher cap: batchbound run prompts.jsonl --model tiny:llama ")
+    assert lines[-2].startswith("  all under a higher cap: batchbound run prompts.jsonl --model tiny:llama ")
     assert max(map(len, lines)) <= 80
 
 
