@@ -121,8 +121,7 @@ def _note_uncapped(job: JobInput) -> None:
     which = "" if free == len(job.records) else f" in {free:,} of {len(job.records):,} requests"
     most = int(job.workload.output_tokens.max())
     note(
-        f"no max_tokens{which}: completions may take up to {most:,} tokens; --longest-completion limits them,"
-        " and cannot be added once the run has begun"
+        f"no max_tokens{which}: completions may take up to {most:,} tokens; --longest-completion limits them"
     )
 
 

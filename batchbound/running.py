@@ -123,7 +123,9 @@ def _run_once(
             policy = policy_of(plan)
         if options.lengths is None and plan.provenance.lengths.get("kind") == "cap":
             repeats = lengths_repeat(read_batch(options.plan, options.columns_of()), options)
-        options = replace(options, plan=path, policy=policy)
+        cap = options.longest_completion
+        late = cap if cap is not None and plan.provenance.lengths.get("longest") is None else None
+        options = replace(options, plan=path, policy=policy, late_cap=late)
     else:
         hint = "Give the prompts instead of the plan, or leave it out."
         others = tuple(name for name in PLANNING if name != "slots")

@@ -217,7 +217,7 @@ JobOptions.RULES = (
         tuple(
             field.name
             for field in fields(JobOptions)
-            if field.name not in (*_ON_SERVERS, "patience", "cut_cap")
+            if field.name not in (*_ON_SERVERS, "patience", "cut_cap", "late_cap")
         ),
         excludes=("server",),
         hint="Leave it out: the server or the request's body decides.",

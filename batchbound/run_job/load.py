@@ -104,6 +104,7 @@ def load_job(
         repeatable=options.tuned.repeatable,
         adapters=_adapters(options, model if alone else None),
         cut_cap=options.cut_cap,
+        late_cap=options.late_cap,
     )
     if job.repeatable:
         # The digest needs log-probabilities for every request.

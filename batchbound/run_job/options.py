@@ -101,6 +101,9 @@ class RunOptions(SamplingOptions):
     cut_cap: int | None = None
     """Cap under which a finished run's cut completions are completed again; None to repeat none."""
 
+    late_cap: int | None = None
+    """Cap of the completions that a stopped run without one has left; None for none."""
+
     @property
     def tuned(self) -> RunParams:
         """Parameters, read from a file if one is named."""

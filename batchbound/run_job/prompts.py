@@ -17,7 +17,7 @@ from ..data.plan import KEPT, Maker, Plan, Provenance, holds_requests
 from ..data.problem import Problem
 from ..data.prompts.table import prompts_digest
 from ..data.readers.length_source import LengthSource
-from ..data.readers.openai_batch import PromptRecord, model_names, refuse_other_models
+from ..data.readers.openai_batch import PromptRecord, model_names, read_batch, refuse_other_models
 from ..data.schedule import Schedule
 from ..gain import GainParams
 from ..heuristics.loop import schedule_of
@@ -169,6 +169,14 @@ def _policy_plan(problem: Problem, provenance: Provenance, seed: int | None) -> 
     return Plan.of(problem, schedule, None, maker, provenance=provenance)
 
 
+def _takes_late_cap(plan: Plan, options: JobOptions) -> bool:
+    """Return whether a plan has completions without a cap, so that those left may get one."""
+    if not _unknown(plan.provenance):
+        return False
+    columns = options.columns_of(options.tokenizer or options.model)
+    return any(record.max_tokens is None for record in read_batch(options.plan, columns))
+
+
 def _check_same_job(path: Path, options: JobOptions, kept: int) -> None:
     """Raise InputError if a plan is of another job; ``kept`` completions wait in its journal."""
     from ..executor.models.tokenizers import counts_alike
@@ -188,7 +196,8 @@ def _check_same_job(path: Path, options: JobOptions, kept: int) -> None:
     differing = {
         "--slots": options.slots is not None and options.slots != plan.problem.slots,
         "--longest-completion": options.longest_completion is not None
-        and options.longest_completion != longest,
+        and options.longest_completion != longest
+        and not (longest is None and _takes_late_cap(plan, options)),
         "--lengths": lengths is not None
         and {**lengths.to_json(), "longest": longest} != {**source, "longest": longest},
         "--cost": options.cost is not None and options.cost != plan.provenance.cost_source.get("name"),

@@ -134,8 +134,8 @@ LONG = 2_000
 def _note_long(names: Sequence[str]) -> None:
     if names:
         more = "" if len(names) <= 3 else f" and {len(names) - 3:,} others"
-        hint = "a cap needs another --output, with --longest-completion N"
-        note(f"{', '.join(names[:3])}{more} passed {LONG:,} tokens: {hint}")
+        hint = "Ctrl-C, and the same command with --longest-completion N, limits them"
+        note(f"{', '.join(names[:3])}{more} passed {LONG:,} tokens; {hint}")
 
 
 def _tokens(row: Mapping[str, Any]) -> int:

@@ -88,6 +88,7 @@ class Job:
     repeatable: True to keep a digest of each completion's tokens and log-probabilities in its output line.
     adapters: Adapters of the model, by the name in a request's ``model``; served in sequence.
     cut_cap: Most tokens of a completion that is left, in place of its own cap and planned length.
+    late_cap: Most tokens of a completion that is left and has no cap, of a plan without one.
     """
 
     plan: Plan
@@ -105,6 +106,7 @@ class Job:
     repeatable: bool = False
     adapters: Mapping[str, Adapter] = field(default_factory=dict)
     cut_cap: int | None = None
+    late_cap: int | None = None
 
     def __post_init__(self) -> None:
         workload = self.plan.workload
@@ -144,6 +146,11 @@ class Job:
         room = self.room
         if self.cut_cap is not None:
             return np.minimum(room, self.cut_cap)
+        if self.late_cap is not None:
+            caps = [
+                min(self.late_cap, int(left)) if cap is None else cap
+                for cap, left in zip(caps, room, strict=True)
+            ]
         most = [int(left) if cap is None else cap for cap, left in zip(caps, room, strict=True)]
         return np.array(most, dtype=np.int64)
 
@@ -215,7 +222,7 @@ class Job:
             policy = plan_policy(self.plan, schedule, problem)
         else:
             workload = self._problem.workload.select(left)
-            if self.cut_cap is not None:
+            if self.cut_cap is not None or self.late_cap is not None:
                 workload = workload.with_output_tokens(self.most_tokens[left])
             problem = replace(self._problem, workload=workload)
             policy = self._policy(self.policy, problem, left)

@@ -423,6 +423,28 @@ def interrupted_after(count: int, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Journal, "append", interrupted)
 
 
+def test_a_stopped_run_without_caps_takes_one_for_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "prompts.jsonl"
+    bodies: list[dict[str, Any]] = [
+        {"prompt": "Count. ", "max_tokens": 2},
+        {"prompt": "Go on. " * 2},
+        {"prompt": "Go on. " * 3},
+        {"prompt": "Count. " * 4, "max_tokens": 7},
+    ]
+    rows = [json.dumps({"custom_id": f"r{k}", "body": body}) for k, body in enumerate(bodies)]
+    path.write_text("\n".join(rows) + "\n")
+    words = ["--slots", "1", "--policy", "fcfs"]
+    with monkeypatch.context() as patch:
+        interrupted_after(1, patch)
+        assert run(path, *words) == 130
+    assert run(path, *words, "--longest-completion", "4") == 0
+    lines = map(json.loads, path.with_name("answers.jsonl").read_text().splitlines())
+    assert [line["response"]["body"]["usage"]["completion_tokens"] for line in lines] == [2, 4, 4, 7]
+    assert run(path, *words, "--longest-completion", "4") == 0
+
+
 @pytest.mark.parametrize(
     "other", ["--slots 3", "--slots 2 --dtype float64", "--slots 2 --longest-completion 2"]
 )
