@@ -32,6 +32,7 @@ ELSEWHERE = {
     "batchbound profile --model MODEL -o cost.json": "test_readme.py",
     "batchbound replay data/instances/arena/gsm8k-kv-total.json --server http://localhost:8000"
     " --policy sorted-f -o mine.json": "cli/test_replay.py",
+    'batchbound run prompts.jsonl --server "$URL" --slots 256': "cli/test_run_server.py",
     "batchbound report --gantt gantt.png": "cli/test_run.py",
     "batchbound report --gantt gantt.svg": "cli/test_run.py",
     "batchbound run prompts.jsonl --model MODEL": "cli/test_run_prompts.py",
