@@ -206,7 +206,8 @@ def test_an_actor_that_dies_with_nothing_left_to_do_is_counted_as_lost(fleet: Ra
 
 @pytest.mark.parametrize("fleet", [(1, None)], indirect=True)
 def test_a_fleet_without_replicas_left_says_so(fleet: RayFleet) -> None:
-    problem, prompts = job(40)
+    # So many that some are left when the kill arrives, however late.
+    problem, prompts = job(1_000)
     with pytest.raises(FleetLostError, match="all 1 replicas died"):
         served(fleet, problem, prompts, kill_after=3)
 
