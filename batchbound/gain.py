@@ -310,7 +310,7 @@ def _saved_within(trace: Trace, first: Trace) -> tuple[float, float] | None:
     if len(stages) < 2 * _PARTS:
         return None
     for part in np.array_split(np.arange(len(stages)), _PARTS):
-        rest = [stage for k, stage in enumerate(stages) if k not in set(part.tolist())]
+        rest = (*stages[: part[0]], *stages[part[-1] + 1 :])
         try:
             cost = fit_cost(rest)
         except ValueError:
